@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
 from gazette.client import AppendService, Client
@@ -20,6 +21,7 @@ from gazette.cluster.etcd.client import Etcd
 from gazette.errors import Broken, Closed, Corrupt, Fenced, GazetteError, Unavailable
 from gazette.protocol.hints import FSMHints
 from gazette.protocol.journal import SuspendLevel
+from gazette.recoverylog.log.broker_logs import REPEATS_MAX, append_repeatable
 from gazette.recoverylog.log.ops import Create, RecordedOp, encode_op
 from gazette.recoverylog.log.recorder import Recorder, fence
 from gazette.recoverylog.playback import player as player_module
@@ -30,7 +32,8 @@ from gazette.runtime.clock import SystemClock
 from gazette.runtime.tasks import BlockingPool, TaskScope, await_future
 from gazette.testing.broker import BrokerFixture, journal_spec
 from tests.facts import is_advised, raises
-from tests.support.instant_clock import breathe, eventually
+from tests.support.instant_clock import InstantClock, breathe, eventually
+from tests.support.stub_broker import Fail, LoseReply, StubBroker
 
 LOG = "recovery/log"
 FORK = "recovery/fork"
@@ -740,3 +743,36 @@ async def _failed(work: Any) -> Any:
         return await work
     except GazetteError as error:
         return error
+
+
+async def test_appends_with_an_open_outcome_are_repeated(tmp_path: Path) -> None:
+    """A broker that loses a replica, or stops, leaves it open whether an append took place."""
+    permits: list[int] = []
+    pool = BlockingPool("player", 1)
+    async with StubBroker() as broker, Client(broker.endpoint, clock=InstantClock()) as client:
+        player = Player(FSMHints(log=LOG), tmp_path / "files", client, SystemClock(), pool)
+
+        async def permit() -> None:
+            if not permits:
+                broker.on_append(LoseReply(grpc.StatusCode.UNKNOWN), Fail(grpc.StatusCode.UNKNOWN))
+            permits.append(len(broker.appends))
+
+        broker.on_append(Fail(grpc.StatusCode.UNKNOWN))  # The first look at the head.
+        player.hand_off(7, permit=permit)
+        async with asyncio.timeout(10):
+            recovered = await player.play()
+        assert recovered.author == 7
+        assert len(permits) == 3  # Each attempt sets the fence.
+        assert recovered.write_head < len(broker.content_of(LOG))  # The repetition is behind it.
+
+        # The next owner passes over the repetition.
+        other = Player(FSMHints(log=LOG), tmp_path / "other", client, SystemClock(), pool)
+        other.hand_off(8)
+        async with asyncio.timeout(10):
+            assert (await other.play()).author == 8
+
+        # Case: the answer stays the same.
+        broker.on_append(*[Fail(grpc.StatusCode.UNKNOWN)] * (REPEATS_MAX + 1))
+        with pytest.raises(Broken):
+            await append_repeatable(client, AppendParams(LOG), b"")
+    pool.close()

@@ -29,6 +29,7 @@ from gazette.message.sequencer.sequencer import ReplayRange
 from gazette.protocol.ids import JournalName
 from gazette.protocol.journal_life import JournalLife
 from gazette.protocol.status import Status
+from gazette.recoverylog.log.broker_logs import append_repeatable
 from gazette.runtime import tracing
 from gazette.runtime.tasks import OpFuture, TaskScope, Waiter, as_plain_error
 
@@ -138,7 +139,7 @@ class LoopShardIO:
 
         async def append() -> Any:
             try:
-                return await client.append(AppendParams(journal), intent)
+                return await append_repeatable(client, AppendParams(journal), intent)
             except NotFound:
                 log.warning(
                     "journal %(journal)s of a recovered acknowledgement is gone",

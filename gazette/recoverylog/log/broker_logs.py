@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-from collections.abc import Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from itertools import count
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from gazette.client.append.appender import AppendParams, SuspendControl
+from gazette.client.append.appender import AppendParams, AppendResult, SuspendControl, backoff_s
 from gazette.client.read.reader import OffsetJump, ReadParams
 from gazette.client.rpc.errors import status_of
-from gazette.errors import NotAllowed, Unavailable
+from gazette.errors import Broken, NotAllowed, Unavailable
 from gazette.protocol.ids import JournalName, Offset
 from gazette.protocol.status import Status
 
@@ -21,6 +22,32 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 READ_BYTES: Final = 1 << 20
+REPEATS_MAX: Final = 10
+"""Greatest number of repetitions of an append after answers that leave its outcome open."""
+
+
+async def append_repeatable(
+    client: Client,
+    params: AppendParams,
+    content: bytes,
+    permit: Callable[[], Awaitable[None]] | None = None,
+) -> AppendResult:
+    """Append content whose repetition does no harm: repeat also if the outcome is open (``Broken``).
+
+    A broker answers so if a replica is lost within the append, or if the broker itself stops. Await
+    ``permit`` before each attempt. Raise ``Broken`` after `REPEATS_MAX` repetitions. For other errors see
+    `Client.append`.
+    """
+    for attempt in count():
+        if permit is not None:
+            await permit()
+        try:
+            return await client.append(params, content)
+        except Broken:
+            if attempt == REPEATS_MAX:
+                raise
+        await client.clock.sleep(backoff_s(attempt))
+    raise AssertionError("unreachable: attempts are counted without end")
 
 
 async def write_head(client: Client, log: JournalName) -> Offset:
@@ -30,7 +57,8 @@ async def write_head(client: Client, log: JournalName) -> Offset:
     a plain append would resume the log.
     """
     try:
-        result = await client.append(AppendParams(log, suspend=SuspendControl.KEEP), b"")
+        params = AppendParams(log, suspend=SuspendControl.KEEP)
+        result = await append_repeatable(client, params, b"")
     except NotAllowed as error:
         if status_of(error) != Status.SUSPENDED.name:
             raise
@@ -132,4 +160,4 @@ class BrokerLogs:
                 self._loop.call_soon_threadsafe(reader.close)
 
 
-__all__ = ["BrokerLogs", "write_head"]
+__all__ = ["BrokerLogs", "append_repeatable", "write_head"]

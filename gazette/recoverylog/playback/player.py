@@ -27,7 +27,7 @@ from gazette.client.rpc.errors import status_of
 from gazette.errors import Bug, Closed, Corrupt, NotAllowed, Unavailable
 from gazette.protocol.hints import FSMHints
 from gazette.protocol.status import Status
-from gazette.recoverylog.log.broker_logs import write_head
+from gazette.recoverylog.log.broker_logs import append_repeatable, write_head
 from gazette.recoverylog.log.recorder import fence, no_op
 from gazette.recoverylog.playback.file_writer import FileWriter
 from gazette.recoverylog.playback.play_progress import PlayerState, PlayProgress, RecoveredState
@@ -368,13 +368,18 @@ class Player:
         playback = self._playback
         author = self._author
         assert author is not None
-        if self._permit is not None:
-            await self._permit()
-        await reach("recovery.fencing", playback.log, self._clock)
+
+        async def permit() -> None:
+            if self._permit is not None:
+                await self._permit()
+            await reach("recovery.fencing", playback.log, self._clock)
+
         playback.expect_handoff(author)
-        result = await self._client.append(
+        result = await append_repeatable(
+            self._client,
             AppendParams(journal=playback.log, union_registers=fence(author)),
             no_op(playback.fsm, author),
+            permit,
         )
         self._fenced = True
         self._read_through = result.commit.end
