@@ -20,8 +20,13 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_NOT_FOUND_MAX: Final = 5
+NOT_FOUND_MAX: Final = 5
 """Look-ups after which a journal counts as absent: a broker may not know a new journal yet."""
+
+
+def not_found_pause_s(answers: int) -> float:
+    """Return the seconds to wait after that many answers without the journal."""
+    return 0.025 * 2.0**answers
 
 
 async def retried(call: Callable[[], Awaitable[T]], what: str, shard_id: str, clock: Clock) -> T:
@@ -77,7 +82,7 @@ class ShardJournals:
             )
 
     async def _find(self, name: str, what: str, hint: str) -> ListedJournal:
-        """Return a journal. Look again while brokers do not answer. Raise ``NotFound`` after `_NOT_FOUND_MAX`
+        """Return a journal. Look again while brokers do not answer. Raise ``NotFound`` after `NOT_FOUND_MAX`
         answers without the journal."""
         not_found, call = 0, RepeatedCall()
 
@@ -101,9 +106,9 @@ class ShardJournals:
                 )
             except NotFound as error:
                 not_found += 1
-                if not_found == _NOT_FOUND_MAX:
+                if not_found == NOT_FOUND_MAX:
                     raise NotFound(
                         f"{what} {name} does not exist",
                         hint=f"{hint} Then: gazctl shards unassign --failed.",
                     ) from error
-            await self._clock.sleep(0.025 * 2**not_found)
+            await self._clock.sleep(not_found_pause_s(not_found))
