@@ -254,6 +254,8 @@ class Upload:
         is then left."""
         fragment = self.spool.fragment
         end = fragment.end if self.cut is None else self.cut
+        if end <= fragment.begin:
+            return True  # A former attempt found that, and could not remove its object.
         limit = await self._limit()
         if limit is None or limit >= end:
             return False

@@ -42,6 +42,7 @@ class Bucket(MemoryStore):
     def __init__(self, now: Callable[[], float]) -> None:
         super().__init__(now)
         self.error: Exception | None = None
+        self.remove_error: Exception | None = None
         self.gate = threading.Event()
         self.gate.set()
         self.looks = threading.Event()
@@ -77,6 +78,11 @@ class Bucket(MemoryStore):
         if self.error is not None:
             raise self.error
         super().put(path, source, content_encoding=content_encoding)
+
+    def remove(self, path: str) -> None:
+        if self.remove_error is not None:
+            raise self.remove_error
+        super().remove(path)
 
 
 class Bench:
@@ -389,6 +395,27 @@ async def test_an_upload_is_cut_where_a_later_primary_began_meanwhile(bench: Ben
     await bench.until(lambda: bench.persister.unpersisted == 0)
     cut = "0000000000000000-0000000000000004-" + hashlib.sha1(b"cont").hexdigest()
     assert paths(bench.one, "") == [f"a/journal/{cut}.raw"]
+
+
+@pytest.mark.parametrize("silent", [False, True])
+async def test_an_upload_of_which_nothing_is_left_ends_though_its_removal_failed(
+    bench: Bench, silent: bool
+) -> None:
+    """It asked etcd already, and does not ask again: etcd may have fallen silent since."""
+    bench.one.gate.clear()
+    bench.persister.spool_complete(bench.spool(), life=LIFE, tenure=TENURE)
+    await bench.until(lambda: bench.one.active == 1)
+    bench.limit, bench.one.remove_error = 0, NotAllowed("no right to remove")
+    bench.one.gate.set()
+    await bench.settled()
+    bench.clock.advance(5)  # The second attempt finds that nothing is left.
+    await bench.settled()
+    assert paths(bench.one, "") == [f"a/journal/{NAME}.raw"]
+    bench.one.remove_error, bench.unknown = None, silent
+    async with TaskScope("test") as scope:
+        scope.spawn(bench.persister.finish(10.0), name="finish")
+        await bench.persisted_by_retries()
+    assert paths(bench.one, "") == []
 
 
 async def test_an_object_of_another_broker_is_not_taken_back(bench: Bench) -> None:
