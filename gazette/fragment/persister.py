@@ -374,7 +374,7 @@ class Persister:
         try:
             await upload.set_aside(spec)
             self._uploads[upload].set()
-        except GazetteError as failure:
+        except Exception as failure:  # noqa: BLE001 - as in `_attempt`
             self._on_failure(upload, failure)
         self._idle.set()
 
@@ -404,7 +404,7 @@ class Persister:
             content = io.BytesIO(closing.encode())
             try:
                 await active.calls.run(active.store.put, name.path, content)
-            except GazetteError as error:
+            except Exception as error:  # noqa: BLE001 - as in `_attempt`
                 _warn_unclosed(closing, f"{url}: {error}")
                 if not isinstance(error, NotAllowed):
                     return False

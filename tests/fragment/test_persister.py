@@ -784,6 +784,20 @@ async def test_what_was_uploaded_before_etcd_fell_silent_stays_and_is_marked(ben
     assert paths(bench.one, "") == [f"a/journal/{NAME}.raw", aside]
 
 
+async def test_a_defect_of_a_store_costs_other_journals_nothing_at_the_end(bench: Bench) -> None:
+    """Neither while bytes are set aside, nor while a closing is put."""
+    bench.unknown, bench.one.error = True, ZeroDivisionError("surprise")
+    bench.spec("b/journal", stores=["s3://two/"])
+    for journal in ("a/journal", "b/journal"):
+        bench.persister.spool_complete(bench.spool(journal), life=LIFE, tenure=TENURE)
+    bench.spec("c/journal")
+    bench.persister.close(closing_of("c/journal"), asyncio.Event())
+    with raises(Unavailable, deadline_s=0.5, says="a/journal [0, 7): surprise"):
+        await bench.persister.finish(0.5)
+    aside = f"b/journal/{NAME}.raw.unconfirmed-{LIFE}-{TENURE}"
+    assert paths(bench.two, "") == [aside]
+
+
 def closing_of(journal: str = "a/journal") -> Closing:
     return Closing(ClosingName(journal, LIFE, TENURE, 9), 7, LabelSet.of(("a", "b")), 7)
 
