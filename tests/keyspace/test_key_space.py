@@ -480,6 +480,21 @@ async def test_it_loads_again_when_compaction_outran_it(tmp_path: Path) -> None:
                 scope.cancel()
 
 
+async def test_it_loads_again_beside_a_key_that_is_no_text(tmp_path: Path) -> None:
+    """Any client can write such a key, which the mirror leaves out."""
+    with etcd_for_tests(tmp_path, durable=True) as server:
+        async with await Etcd.connect(EtcdSettings((server.endpoint,)), SystemClock()) as etcd:
+            ks = await mirrored(etcd)
+            await etcd.put(f"{ROOT}/".encode() + b"\xff", b"1")
+            revision = (await etcd.put(f"{ROOT}/a", b"1")).header.revision
+            await etcd.compact(revision)
+            async with TaskScope("test") as scope:
+                scope.daemon(ks.watch(etcd), name="watch")
+                await ks.wait_for_revision(revision)
+                assert contents(ks) == {"/a": 1}
+                scope.cancel()
+
+
 async def test_what_it_tells_others_after_loading_again_they_will_see_too(tmp_path: Path) -> None:
     """A peer waits for the revision that a caller names. Nothing but changes under the root gets it there."""
     with etcd_for_tests(tmp_path, durable=True) as server:

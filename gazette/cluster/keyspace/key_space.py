@@ -251,8 +251,8 @@ class KeySpace:
         # Peers wait for the revision that we report. So it must be that of a change under this root: after a
         # write elsewhere, this root may not change for hours.
         last_revision = max((kv.mod_revision for kv in loaded.kvs), default=0)
-        loaded_keys = {kv.key.decode() for kv in loaded.kvs}
-        is_any_gone = any(kv.key not in loaded_keys for kv in self.key_values)
+        loaded_keys = {kv.key for kv in loaded.kvs}  # Bytes: a key may not be UTF-8.
+        is_any_gone = any(kv.raw.key not in loaded_keys for kv in self.key_values)
         # A key that is gone was deleted at an unknown revision, later than the last one that we have seen.
         shown = replace(header, revision=max(last_revision, self.header.revision + is_any_gone))
         self._replace(await self._decoded(loaded, etcd), header, shown)
