@@ -22,7 +22,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, BinaryIO, Final, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 from gazette.blobs import extras
 from gazette.blobs.blob_store import (
@@ -39,8 +39,6 @@ from gazette.runtime.numbers import is_digits
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
-
-T = TypeVar("T")
 
 BLOCK_BYTES: Final = 8 << 20
 """Bytes of one request to read or write. One reader or writer uses twice as many bytes of memory."""
@@ -122,11 +120,15 @@ class FsspecStore(ABC):
                 return
             directory, name = posixpath.split(located)
             partial = f"{directory}/{PARTIAL_PREFIX}{uuid.uuid4().hex}-{name}"
+            begin = source.tell() if source.seekable() else 0
+            if not source.seekable():  # It cannot be read again: make the directory first.
+                files.makedirs(directory, exist_ok=True)
             try:
                 try:
                     self.write(files, partial, source, content_encoding)
-                except FileNotFoundError:  # The directory is missing.
+                except FileNotFoundError:  # The directory is missing. Bytes may have been read.
                     files.makedirs(directory, exist_ok=True)
+                    source.seek(begin)
                     self.write(files, partial, source, content_encoding)
                 files.mv(partial, located)
             except BaseException:

@@ -44,8 +44,30 @@ class PlainFiles(LocalFileSystem):  # type: ignore[misc]
 fsspec.register_implementation("plainfiles", PlainFiles, clobber=True)
 
 
+class LateFile(AbstractBufferedFile):  # type: ignore[misc]
+    """Is written when it is closed, and finds only then that its directory is missing."""
+
+    def _upload_chunk(self, final: bool = False) -> bool:
+        Path(self.path).write_bytes(self.buffer.getvalue())
+        return True
+
+    def _initiate_upload(self) -> None:
+        pass
+
+
+class LateFiles(LocalFileSystem):  # type: ignore[misc]
+    protocol = "latefiles"
+
+    def _open(self, path: str, mode: str = "rb", **options: Any) -> Any:
+        return super()._open(path, mode) if mode == "rb" else LateFile(self, path, mode)
+
+
+fsspec.register_implementation("latefiles", LateFiles, clobber=True)
+
+
 def named_store(url: str) -> NamedStore:
-    return NamedStore(FragmentStoreUrl.parse(url), {"memory", "plainfiles", "nonsense"})
+    protocols = {"memory", "plainfiles", "latefiles", "nonsense"}
+    return NamedStore(FragmentStoreUrl.parse(url), protocols)
 
 
 @pytest.fixture(autouse=True)
@@ -315,6 +337,16 @@ def test_partial_files_are_hidden_and_removed() -> None:
     with pytest.raises(Corrupt):
         store.put("a/path", failing)
     assert list(MemoryFileSystem.store) == ["/name/a/path"]
+
+
+def test_a_directory_that_is_missed_late_costs_no_bytes(tmp_path: Path) -> None:
+    """All of the source was read by then. It is read again from its start, not from its end."""
+    store = named_store(f"fsspec+latefiles://{tmp_path}/")
+    put(store, "a/path", b"content")
+    assert get(store, "a/path") == b"content"
+    # Case: a source that cannot be read again.
+    store.put("b/path", io.BufferedReader(Watched(b"content", lambda: None)))
+    assert get(store, "b/path") == b"content"
 
 
 def test_a_listing_removes_old_partial_files() -> None:
