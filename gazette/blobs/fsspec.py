@@ -131,6 +131,7 @@ class FsspecStore(ABC):
                     source.seek(begin)
                     self.write(files, partial, source, content_encoding)
                 files.mv(partial, located)
+                self.stat(files, located)  # Some file systems hide that a rename has failed.
             except BaseException:
                 with suppress(Exception):
                     files.rm_file(partial)

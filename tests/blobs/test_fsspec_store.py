@@ -65,8 +65,20 @@ class LateFiles(LocalFileSystem):  # type: ignore[misc]
 fsspec.register_implementation("latefiles", LateFiles, clobber=True)
 
 
+class QuietFiles(LocalFileSystem):  # type: ignore[misc]
+    """Does not say that a rename has failed, as WebHDFS does not."""
+
+    protocol = "quietfiles"
+
+    def mv(self, path1: str, path2: str, **_: Any) -> None:
+        del path1, path2
+
+
+fsspec.register_implementation("quietfiles", QuietFiles, clobber=True)
+
+
 def named_store(url: str) -> NamedStore:
-    protocols = {"memory", "plainfiles", "latefiles", "nonsense"}
+    protocols = {"memory", "plainfiles", "latefiles", "quietfiles", "nonsense"}
     return NamedStore(FragmentStoreUrl.parse(url), protocols)
 
 
@@ -347,6 +359,13 @@ def test_a_directory_that_is_missed_late_costs_no_bytes(tmp_path: Path) -> None:
     # Case: a source that cannot be read again.
     store.put("b/path", io.BufferedReader(Watched(b"content", lambda: None)))
     assert get(store, "b/path") == b"content"
+
+
+def test_a_rename_that_fails_without_an_error_is_one(tmp_path: Path) -> None:
+    store = named_store(f"fsspec+quietfiles://{tmp_path}/")
+    with pytest.raises(NotAllowed, match="path"):
+        put(store, "a/path", b"content")
+    assert os.listdir(tmp_path / "a") == []
 
 
 def test_a_listing_removes_old_partial_files() -> None:
