@@ -321,6 +321,17 @@ async def test_an_item_that_the_mirror_cannot_follow_does_not_hold_up_others(
         await a1.until(lambda s: all(sorted(m) == ["a#1", "c#1"] for m in placed(s).values()))
 
 
+async def test_a_member_that_no_assignment_can_name_does_not_hold_up_others(
+    paper: Any, etcd: Etcd, pool: BlockingPool
+) -> None:
+    """Any client can write such a key."""
+    await etcd.put(f"{ROOT}/members/b#my pod", b"9")
+    await put_items(etcd, 3, 1)
+    async with cluster(paper, etcd, pool, {"a#1": 9}) as processes:
+        state = await processes["a#1"].until(at_rest(1, 3))
+        assert loads(state) == {"a#1": 3}
+
+
 async def test_failures_of_etcd_are_ridden_out(paper: Any, etcd: Etcd, pool: BlockingPool) -> None:
     recorded, clock = Recorded(etcd), InstantClock()
     async with cluster(paper, recorded, pool, {"a#1": 9}, syncs=False, retries=clock) as processes:

@@ -117,6 +117,8 @@ def test_keys_decode_into_what_they_name() -> None:
         "/root/members/z",
         "/root/members/z#s#t",
         "/root/members/#s",
+        "/root/members/z#a pod",
+        "/root/items/a!",
         "/root/assign/a#z#s",
         "/root/assign/a#z#s#0#1",
         "/root/assign/a#z#s#x",

@@ -193,6 +193,8 @@ def _split(key: str, rest: str, count: int) -> list[str]:
     parts = rest.split(SEPARATOR)
     if len(parts) != count or not all(parts):
         raise Invalid(f"expected {count} non-empty parts separated by '#' ({key})")
+    if min(rest) < SEPARATOR:  # No assignment can name such a part: see `_component`.
+        raise Invalid(f"holds a character that sorts below '#' ({key!r})")
     return parts
 
 
