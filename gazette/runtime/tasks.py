@@ -242,17 +242,33 @@ PoolFactory: TypeAlias = Callable[[str, int], Pool]
 """Makes a pool, given a name and a number of concurrent calls. `BlockingPool` is one."""
 
 
+class _Executor(concurrent.futures.ThreadPoolExecutor):
+    """Threads that a pool starts when needed. If the system starts no more, those that run do all calls.
+
+    The executor of the library raises an error then, and nevertheless does the refused call later.
+    """
+
+    def _adjust_thread_count(self) -> None:
+        """Called by ``submit``, which has queued its call, under the lock of the executor."""
+        try:
+            super()._adjust_thread_count()
+        except RuntimeError:
+            if not self._threads:
+                self._work_queue.get_nowait()  # Only the refused call is queued.
+                raise
+
+
 class BlockingPool:
     """Threads for work that would block the loop: compression, fsync, SQL, cloud SDKs.
 
     At most ``threads`` calls run at a time. Further calls wait in order. In a forked child, ``run`` and
-    ``submit`` raise ``Closed``.
+    ``submit`` raise ``Closed``. If not even one thread can be started, they raise ``RuntimeError``.
     """
 
     def __init__(self, name: str, threads: int) -> None:
         self.name = name
         self._process = MadeBeforeFork(f"the pool of threads {name!r}")
-        self._executor = concurrent.futures.ThreadPoolExecutor(threads, thread_name_prefix=name)
+        self._executor = _Executor(threads, thread_name_prefix=name)
 
     async def run(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run ``fn`` in a thread of the pool.

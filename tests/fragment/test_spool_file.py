@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,7 @@ from gazette.runtime.clock import SystemClock
 from gazette.runtime.tasks import BlockingPool, TaskScope
 from gazette.testing.clock import ManualClock
 from tests.facts import raises
+from tests.support.instant_clock import breathe
 
 JOURNAL = "a/journal"
 REGISTERS = [LabelSet.of(("author", name)) for name in ("one", "two")]
@@ -390,6 +391,45 @@ async def test_commits_do_not_wait_for_compression(
     gate.set()
     await pool.run(int)
     pool.close()
+
+
+@contextlib.contextmanager
+def no_thread_starts() -> Iterator[None]:
+    """Ask for stacks that the system refuses."""
+    usual_bytes = threading.stack_size(1 << 46)
+    try:
+        yield
+    finally:
+        threading.stack_size(usual_bytes)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems may accept the stack")
+async def test_a_write_for_which_no_thread_starts(
+    spool: Spool, pool: BlockingPool, observer: Observer
+) -> None:
+    """It is never done later: other content may have its place by then."""
+    with no_thread_starts(), pytest.raises(RuntimeError, match="thread"):
+        await append(spool, bytes(2 * spool_file.INLINE_BYTES))
+    content = os.urandom(100)
+    await spool.apply(Content(content, 0), primary=True)
+    await pool.run(int)  # This thread has done all that waited.
+    await spool.apply(Proposal(spool.next(), spool.registers), primary=True)
+    await roll(spool)
+    # Case: the pool has a thread already, which does the write.
+    more = os.urandom(2 * spool_file.INLINE_BYTES)
+    gate = threading.Event()
+    pool.submit(gate.wait, 10)
+    async with TaskScope("test") as scope:
+        with no_thread_starts():
+            appending = scope.spawn(append(spool, more), name="append")
+            await breathe()
+        assert not appending.done()
+        gate.set()
+        await appending
+    await roll(spool)
+    for (completed, _), expected in zip(observer.completed, (content, more), strict=True):
+        assert completed.fragment.sum == sha(expected)
+        assert content_of(completed) == expected
 
 
 async def test_a_cancelled_write_is_waited_for(
