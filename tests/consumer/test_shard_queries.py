@@ -64,6 +64,11 @@ class Api:
         match request.method:
             case "GET" if word == "text":
                 return PlainTextResponse("as it is", 202, {"x-own": "yes"})
+            case "GET" if word == "cookies":
+                reply = PlainTextResponse("two")
+                reply.set_cookie("first", "1")
+                reply.set_cookie("second", "2")
+                return reply
             case "GET" if word == "bytes":
                 return object()
             case "POST":
@@ -207,6 +212,10 @@ async def test_a_route_is_answered_by_whichever_member_is_asked(
                 "as it is",
                 "yes",
             )
+            # Case: a header twice, of which one would be lost on the way.
+            answer = await http.get("/count", params={"word": "cookies"})
+            assert answer.status_code == 500
+            assert "more than one header set-cookie" in answer.text
             answer = await http.get("/count", params={"word": "bytes"})
             assert (answer.status_code, "not be written as JSON" in answer.text) == (500, True)
             # Case: errors are what they are, with what to do.

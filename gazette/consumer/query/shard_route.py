@@ -216,6 +216,12 @@ def encoded(value: Any, route: str) -> HttpAnswer:
 def _encoded(value: Any) -> HttpAnswer:
     if isinstance(value, Response):
         headers = {name: text for name, text in value.headers.items() if name != "content-length"}
+        if len(value.headers) > len({*value.headers.keys()}):
+            repeated = sorted(name for name in headers if len(value.headers.getlist(name)) > 1)
+            raise Invalid(
+                f"the {type(value).__name__} has more than one header {repeated[0]}",
+                hint="A reply of a shard has each header once. Put all values into one header.",
+            )
         body = getattr(value, "body", None)
         if not isinstance(body, bytes | memoryview):
             raise Invalid(

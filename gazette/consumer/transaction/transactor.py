@@ -7,7 +7,8 @@ performs them: it decodes, sequences, calls the application, commits and acknowl
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -102,11 +103,6 @@ class PriorTransaction:
         for future in self.acks.values():
             future.add_done_callback(wake)
 
-    @property
-    def is_done(self) -> bool:
-        """True if the commit and all acknowledgements have ended, successfully or with an error."""
-        return self.commit.done() and all(future.done() for future in self.acks.values())
-
     def require_committed(self) -> None:
         """Raise the error of the store's commit, wrapped by `wrap_error`, if the commit failed."""
         if (error := first_failure((self.commit,))) is not None:
@@ -177,7 +173,7 @@ class Transactor:
         self._input_ended = False
         self._consumed_bytes = 0
         """Bytes of the messages that the running transaction has consumed so far."""
-        self._extra_waits: list[OpFuture[Any]] = []
+        self._extra_waits: deque[OpFuture[Any]] = deque()
         self._stall_reported = False
         self._prior = PriorTransaction(Checkpoint(), {}, commit=resolved(None), recovered=True)
         self._sequencer: Sequencer[Any]
@@ -445,7 +441,7 @@ class Transactor:
             if sequencer.replay_range is not None:
                 sequencer.start_replay(self._replay(sequencer.replay_range))
         if sequencer.drain is None and transaction.is_empty:
-            self._report_read_through()
+            self._report_read_through(transaction)
 
     def _replay(self, wanted: ReplayRange) -> Iterator[Sequence[Envelope[Any]]]:
         source = self._callbacks if self._brings_messages else self._io
@@ -462,7 +458,7 @@ class Transactor:
             self._skip_malformed(transaction, error)
         self._sequencer.skip(journal, offset)
         if transaction.is_empty:
-            self._report_read_through()
+            self._report_read_through(transaction)
 
     def _skip_malformed(self, transaction: Transaction, error: MalformedMessage) -> None:
         """Publish a dead letter in the transaction that commits the offset after the message."""
@@ -473,14 +469,14 @@ class Transactor:
         self._consumed_bytes += error.end - error.begin
         transaction.note_consumed(1)
 
-    def _report_read_through(self) -> None:
+    def _report_read_through(self, transaction: Transaction) -> None:
         """Report offsets that were read without effect: queries wait for them, and no commit reports them."""
         offsets = dict(self._sequencer.offsets)
         if offsets == self._prior.read_through:
             return
-        prior = self._prior
-        prior.read_through = offsets
-        if prior.is_done:  # Otherwise `_report` reports the offsets, with the prior transaction.
+        self._prior.read_through = offsets
+        # Otherwise `_report` reports the offsets, once the prior transaction has succeeded.
+        if transaction.prior is Prior.DONE:
             self._io.progress(offsets)
 
     def _consume(self, transaction: Transaction) -> None:
@@ -493,7 +489,7 @@ class Transactor:
         batch: Sequence[Envelope[Any]] = self._sequencer.dequeue(limit)
         if not batch:
             if transaction.is_empty:
-                self._report_read_through()
+                self._report_read_through(transaction)
             return
         if transaction.began_at is None:
             self._begin(transaction)
@@ -602,9 +598,9 @@ class Transactor:
     def _start_commit(self, checkpoint: Checkpoint) -> OpFuture[Any]:
         """Start the store's commit. It waits for all appends that this shard has begun to other journals than
         its log, and for the futures of `add_wait`. Raise the commit's error if it has failed already."""
-        waits: Collection[OpFuture[Any]] = self._appends.pending_except(self._recovery_log)
-        waits = [*waits, *self._extra_waits]
-        self._extra_waits.clear()
+        waits = [*self._appends.pending_except(self._recovery_log)]
+        while self._extra_waits:  # Other threads may add some meanwhile.
+            waits.append(self._extra_waits.popleft())
         commit = self._callbacks.start_commit(checkpoint, waits)
         self._call_finished_transaction(commit)
         if (error := first_failure((commit,))) is not None:
