@@ -387,9 +387,14 @@ _NATIVE: Final[tuple[tuple[Callable[[pa.DataType], bool], type], ...]] = (
 
 def _csv(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     """Return texts as an array. An empty text is null, except in a column of strings. Times, decimals and
-    bytes are read as those of JSON."""
+    bytes are read as those of JSON. Raise ``Invalid`` for a hexadecimal integer."""
     if pa.types.is_string(kind):
         return pa.array(values, kind)
+    if pa.types.is_integer(kind):
+        # Arrow reads 0xFF, too: in a column of eight bits as -1.
+        for value in values:
+            if value and "x" in value.lower():
+                raise Invalid(f"{value!r} is not an integer")
     if pa.types.is_temporal(kind) or pa.types.is_decimal(kind) or pa.types.is_binary(kind):
         read = value_reader(kind)
         return pa.array((read(value) if value else None for value in values), kind)

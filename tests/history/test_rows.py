@@ -182,6 +182,19 @@ def test_csv(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("type_", [pa.int8(), pa.int32(), pa.int64()], ids=str)
+def test_an_integer_of_csv_has_only_decimal_digits(tmp_path: Path, type_: pa.DataType) -> None:
+    texts = ["-7", "007", "0x1F", "0XFF", "0xFFFFFFFF", "7"]
+    lines = [
+        f"{uuid_text(build_uuid(ALPHA, 10 + n, 0))},{text}\n".encode()
+        for n, text in enumerate(texts)
+    ]
+    write_journal(tmp_path, STORE, JOURNAL, lines)
+    format = RowFormat("csv", pa.schema([("n", type_)]))
+    found = rows(tmp_path, format, MessageFormat(CONTENT_CSV, malformed="null"))
+    assert [row["n"] for row in found] == [-7, 7, None, None, None, 7]
+
+
 def test_the_uuid_of_csv_may_be_a_field(tmp_path: Path) -> None:
     """With another prefix of metadata, ``uuid`` is a field as any other."""
     uuid = uuid_text(build_uuid(ALPHA, 10, 0))
