@@ -15,6 +15,8 @@ _LONG_DIGITS: Final = 18
 """Greatest number of digits that always fit an integer of 64 bits."""
 _DECIMAL_DIGITS_MAX: Final = 38
 _INT64: Final = range(-(1 << 63), 1 << 63)
+_DEPTH_MAX: Final = 100
+"""Greatest number of levels of objects and lists that become columns. A deeper value is a string."""
 
 
 @dataclass(slots=True)
@@ -35,13 +37,14 @@ def infer_json(lines: Iterable[bytes]) -> pa.Schema:
     """Return the fields of some lines, in order of first appearance. Skip lines that are not objects.
 
     A field with values of several kinds is a decimal or a double if all are numbers, else a string. A field
-    that is always null is a string. Leave out fields that are always empty objects, or that have no name.
+    that is always null is a string, and so is a value below `_DEPTH_MAX` levels. Leave out fields that are
+    always empty objects, or that have no name. Skip lines that are nested too deeply for Python.
     """
     kind: _Kind = _Object()
     for line in lines:
         try:
             value = json.loads(lenient_json.strict(line, kinds_only=True))
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(value, dict):
             kind = _widest(kind, _kind_of(value))
@@ -49,8 +52,10 @@ def infer_json(lines: Iterable[bytes]) -> pa.Schema:
     return pa.schema(list(struct) if struct is not None else [])
 
 
-def _kind_of(value: Any) -> _Kind:
-    """Return the kind of one value of JSON."""
+def _kind_of(value: Any, depth: int = 0) -> _Kind:
+    """Return the kind of one value of JSON, which is within ``depth`` objects and lists."""
+    if depth > _DEPTH_MAX and isinstance(value, dict | list):
+        return pa.string()
     match value:
         case None:
             return None
@@ -67,10 +72,12 @@ def _kind_of(value: Any) -> _Kind:
         case str():
             return pa.string()
         case dict():
-            return _Object({name: _kind_of(member) for name, member in value.items() if name})
+            return _Object(
+                {name: _kind_of(member, depth + 1) for name, member in value.items() if name}
+            )
     item: _Kind = None  # The value is a list.
     for element in value:
-        item = _widest(item, _kind_of(element))
+        item = _widest(item, _kind_of(element, depth + 1))
     return _List(item)
 
 

@@ -371,6 +371,19 @@ def test_columns_are_inferred_from_lines_that_spark_reads(tmp_path: Path) -> Non
     assert table["b"].to_pylist() == [None, "?", None, None]
 
 
+@pytest.mark.parametrize(("begin", "end"), [(b"[", b"]"), (b'{"b":', b"}")])
+@pytest.mark.parametrize("depth", [300, 900, 1100])
+def test_a_value_of_many_levels_is_no_obstacle(
+    tmp_path: Path, depth: int, begin: bytes, end: bytes
+) -> None:
+    """The innermost objects and lists are a text. A line that is too deep for Python adds no column."""
+    deep = begin * depth + b"1" + end * depth
+    lines = [b'{"a":1,"deep":%b}\n' % deep, b'{"a":2,"deep":%b}\n' % deep.replace(b"1", b"0.5")]
+    write_journal(tmp_path, STORE, JOURNAL, [*lines, b'{"a":3}\n'])
+    table = gazette.read_table(JOURNAL, store=store_of(tmp_path), misfits="null")
+    assert table["a"].to_pylist() == ([1, 2, 3] if depth < 1000 else [None, None, 3])
+
+
 def test_names_of_columns_in_a_table(tmp_path: Path) -> None:
     write_journal(tmp_path, STORE, JOURNAL, [b'{"":1,"a.b":2,"`q`":3,"OFFSET":4}\n'])
     table = gazette.read_table(
