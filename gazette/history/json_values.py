@@ -12,6 +12,7 @@ from __future__ import annotations
 import binascii
 import datetime
 import decimal
+import json
 import re
 import zoneinfo
 from collections.abc import Callable, Mapping, Sequence
@@ -119,7 +120,7 @@ def value_reader(type_: pa.DataType) -> Callable[[Any], Any]:
 
 def _raw(value: object) -> bytes:
     """Return the JSON of a value. NaN and infinities, which JSON does not have, are as Spark writes them."""
-    return repr(value).encode() if isinstance(value, float) else msgspec.json.encode(value)
+    return json.dumps(value).encode() if isinstance(value, float) else msgspec.json.encode(value)
 
 
 def _line(line: bytes) -> Mapping[str, msgspec.Raw | bytes]:

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from gazette.errors import Invalid
-from gazette.history.json_values import JsonRow
+from gazette.history.json_values import JsonRow, value_reader
 from tests.facts import raises
 
 UTC = datetime.UTC
@@ -81,6 +81,12 @@ def convert(kind: pa.DataType, value: str) -> object:
 )  # fmt: skip
 def test_a_value_is_what_it_is_to_spark(kind: pa.DataType, value: str, want: Any) -> None:
     assert convert(kind, value) == want
+
+
+@pytest.mark.parametrize("text", ["NaN", "Infinity", "-Infinity"])
+def test_a_number_without_json_is_the_text_that_spark_writes(text: str) -> None:
+    """Such as a number of protobuf in a column of strings."""
+    assert value_reader(pa.string())(float(text)) == convert(pa.string(), text) == text
 
 
 def test_what_did_not_fit_is_named() -> None:
