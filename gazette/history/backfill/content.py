@@ -60,7 +60,7 @@ def _database_rows(connection: Any, database: str) -> Iterator[tuple[str, tuple[
     schema = _quoted(database)
     definitions = connection.execute(
         f"SELECT type, name, tbl_name, sql FROM {schema}.sqlite_master"  # noqa: S608
-        " WHERE name NOT LIKE 'sqlite_%' ORDER BY type, name"
+        " WHERE name NOT LIKE 'sqlite\\_%' ESCAPE '\\' ORDER BY type, name"
     ).fetchall()
     for sort, name, *_ in definitions:
         if sort != "table" or name == _CHECKPOINT_TABLE:
@@ -135,13 +135,15 @@ def first_difference(first: Iterable[Any], second: Iterable[Any]) -> Difference 
 
 
 def _is_same(value: Any, other: Any) -> bool:
-    """Return True for equal values of the same types: 1, 1.0 and True differ."""
+    """Return True for equal values of the same types: 1, 1.0 and True differ, NaN equals NaN."""
     if isinstance(value, (tuple, list)) and isinstance(other, (tuple, list)):
         return len(value) == len(other) and all(map(_is_same, value, other))
     if isinstance(value, dict) and isinstance(other, dict):
         return value.keys() == other.keys() and all(
             _is_same(each, other[key]) for key, each in value.items()
         )
+    if isinstance(value, float) and isinstance(other, float) and value != value:
+        return other != other
     return type(value) is type(other) and bool(value == other)
 
 
