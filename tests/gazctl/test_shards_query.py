@@ -114,9 +114,14 @@ async def test_values_of_all_types_and_hostile_texts_are_shown_safely(
     rows = list(csv.reader((await query(gazctl, sql, "-o", "csv")).out.splitlines()))
     assert rows[1] == ["", "x'00ff'", "1.5", HOSTILE, "inf"]
 
+    # Case: line ends within values, and a row that is empty.
+    lines = "SELECT 'a' || char(13) || 'b' AS c UNION ALL SELECT NULL UNION ALL SELECT char(13, 10)"
+    text = (await query(gazctl, lines, "-o", "csv")).out
+    assert text == 'c\n"a\rb"\n""\n"\r\n"\n'
+
     # Case: full-text search reads, though its tables prepare writes.
-    text = await query(gazctl, "SELECT body FROM texts WHERE texts MATCH 'two'")
-    assert text.rows == [["two"]]
+    found = await query(gazctl, "SELECT body FROM texts WHERE texts MATCH 'two'")
+    assert found.rows == [["two"]]
     # Case: no row. The columns are there.
     assert (await query(gazctl, "SELECT word FROM counts WHERE 0")).out == "word\n"
 

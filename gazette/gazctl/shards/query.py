@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import csv
-import io
 import json
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final
 
 from gazette.errors import GazetteError, Invalid, NotAllowed, NotFound, printable
@@ -172,13 +172,15 @@ def _render(context: Context, shard_id: ShardId, state: ShardState, result: Rows
         # Escapes of JSON keep the control characters of a state away from a terminal.
         return json.dumps(document, allow_nan=False) + "\n"
     if form == "csv":
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
+        lines: list[str] = []
+        # By this line end, a value with a carriage return or a newline is quoted. Lines end with a newline.
+        writer = csv.writer(SimpleNamespace(write=lines.append), lineterminator="\r\n")
         writer.writerow(result.columns)
         writer.writerows(
             ["" if value is None else _text(value) for value in row] for row in result.rows
         )
-        return printable(text.getvalue()) if context.terminal.stdout.isatty() else text.getvalue()
+        text = "".join(f"{line[:-2]}\n" for line in lines)
+        return printable(text) if context.terminal.stdout.isatty() else text
     return _table(result).text(context.terminal)
 
 
