@@ -23,6 +23,7 @@ from gazette.config.schema import exit_with
 from gazette.errors import GazetteError, Invalid
 from gazette.run.simulated import SimulationFlags, schema, setup_of
 from gazette.runtime.clock import SystemClock
+from gazette.runtime.numbers import is_digits
 from gazette.testing.simulation.app_run import TIMERS
 from gazette.testing.simulation.elsewhere import Elsewhere
 from gazette.testing.simulation.seeds import (
@@ -203,6 +204,6 @@ def _part(text: str) -> tuple[int, int]:
     if not text:
         return 0, 1
     number, _, parts = text.partition("/")
-    if not (number.isdigit() and parts.isdigit() and 1 <= int(number) <= int(parts)):
+    if not (is_digits(number) and is_digits(parts) and 1 <= int(number) <= int(parts)):
         raise Invalid(f"invalid part {text!r}", path="--shard", hint="Write it as 1/4.")
     return int(number) - 1, int(parts)

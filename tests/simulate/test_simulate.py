@@ -90,6 +90,7 @@ def test_parts_and_names_of_faults_choose_seeds() -> None:
     [
         ([], "0 applications"),
         (["first_application:WordCount", "--shard", "5/4"], "--shard"),
+        (["first_application:WordCount", "--shard", "\u00b2/3"], "--shard"),
         (["first_application:WordCount", "--load", "nothing"], "--load"),
         (["order_totals:OrderTotals"], "TableApplication"),
     ],
