@@ -315,6 +315,27 @@ async def test_states_differ_by_other_databases_definitions_types_and_timers(sta
         await cluster.backfill(TimedPairsBackfill(), verify=1, run_id="pairs")
 
 
+async def test_a_resumed_run_reads_no_journal_that_its_plan_lacks(start: Any) -> None:
+    """A journal of the history that was created between the two attempts of the run."""
+    cluster = await start(Words())
+    await cluster.broker.create(*map(source, SOURCES), source("history/a"))
+    await cluster.create(shard_settings(LIVE, SOURCES[0]), shard_settings(BUILT, SOURCES[1]))
+    lines = history(random.Random("planned"), 200)
+    await cluster.append("history/a", lines)
+    with armed("backfill.staged=error"), pytest.raises(Unavailable, match="failpoint"):
+        await cluster.backfill(MappedBackfill())
+    await cluster.broker.create(source("history/b"))
+    late = [line(ALPHA, 9000 + n, word=f"late{n}") for n in range(20)]
+    await cluster.append("history/b", late)
+    report = await cluster.backfill(MappedBackfill(), enable=True)
+    assert report.resumed
+    rows = []
+    for shard in (LIVE, BUILT):
+        await cluster.consumer.await_primary(shard)
+        rows += (await cluster.state(shard, WordsBackfill()))[0]
+    assert sorted(rows) == expected(lines)
+
+
 async def test_a_history_elsewhere_is_mapped_as_the_publisher_maps(start: Any) -> None:
     """Many old journals, and new partitions that the shards read: each word is in one of them."""
     cluster = await start(Words())

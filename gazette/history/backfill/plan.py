@@ -108,7 +108,10 @@ def plan_snapshot(
             )
         selection = Selection(journals=tuple(sorted(minima)), begin=minima)
     if ends is not None:
-        selection = replace(selection, end=dict(ends), begin=dict(begins or {}))
+        # Read only the journals of the plan: states that were staged before lack all others.
+        selection = Selection(
+            journals=tuple(sorted(ends)), end=dict(ends), begin=dict(begins or {})
+        )
     elif end.offsets:
         selection = replace(selection, end=dict(end.offsets))
     specs_of = _specs(access, selection)
