@@ -215,6 +215,33 @@ async def test_columns_that_a_state_does_not_have(start: Any) -> None:
     await asyncio.to_thread(look)
 
 
+class Halves(Words):
+    """Puts numbers with fractions into a column of integers, which SQLite permits."""
+
+    def consume_message(self, shard: Any, store: Any, envelope: Any, publisher: Any) -> None:
+        upsert = "INSERT INTO counts VALUES (?, 1.5) ON CONFLICT DO NOTHING"
+        store.execute(upsert, (envelope.message.word,)).fetchall()
+
+
+async def test_a_number_with_a_fraction_is_no_integer(start: Any) -> None:
+    cluster = await start(Halves())
+    await cluster.broker.create(source(SOURCE))
+    await cluster.create(shard_settings(SHARD, SOURCE, disable=False))
+    await cluster.consumer.await_primary(SHARD)
+    await cluster.append(SOURCE, history(random.Random(1), 50))
+    await cluster.consumer.read_to_heads(SHARD)
+    given = options(cluster, table="counts")
+
+    def look() -> None:
+        for kind in (pa.int64(), pa.int8(), pa.timestamp("us", "UTC")):
+            with raises(Invalid, path="option fields", says="1.5 is not an integer"):
+                read(given, pa.schema([("shard", pa.string()), ("n", kind)]))
+        rows = read(given, pa.schema([("shard", pa.string()), ("n", pa.float64())]))
+        assert {row["n"] for row in rows} == {1.5}
+
+    await asyncio.to_thread(look)
+
+
 @pytest.mark.parametrize("application", [Pairs, Documents])
 async def test_column_families_and_documents(start: Any, application: Any) -> None:
     if application is Pairs:

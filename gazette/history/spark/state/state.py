@@ -286,7 +286,7 @@ def _batch(schema: pa.Schema, names: list[str], shard: str, rows: list[tuple[Any
     columns = dict(zip(names, zip(*rows, strict=True), strict=True)) if names else {}
     columns[SHARD] = (shard,) * len(rows)
     try:
-        arrays = [pa.array(columns[field.name], field.type) for field in schema]
+        arrays = [_array(columns[field.name], field.type) for field in schema]
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
         raise Invalid(
             f"a value of the state does not have its column's type: {error}",
@@ -294,6 +294,16 @@ def _batch(schema: pa.Schema, names: list[str], shard: str, rows: list[tuple[Any
             hint="SQLite keeps any type in any column: give the fields' types yourself.",
         ) from error
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    """Return a column. Raise an error of Arrow for a value that does not have its type."""
+    if pa.types.is_integer(kind) or pa.types.is_temporal(kind):
+        # Arrow would cut off the fraction of a number.
+        fraction = next((value for value in values if isinstance(value, float)), None)
+        if fraction is not None:
+            raise pa.ArrowInvalid(f"{fraction} is not an integer")
+    return pa.array(values, kind)
 
 
 def state_schema(given: Mapping[str, str]) -> str:
