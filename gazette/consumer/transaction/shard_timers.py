@@ -182,7 +182,7 @@ class ShardTimers:
         self._event_queue = _Queue(TimeDomain.EVENT, self._table)
         self._stored_watermark = self._table.event_time()
         if self._event_time is not None:
-            now = self._clock.monotonic()
+            now = self._clock_s()
             self._watermark = Watermark(self._event_time, self._sources, now, self._times)
             if self._stored_watermark is not None:
                 self._watermark.restore(self._stored_watermark)
@@ -285,7 +285,7 @@ class ShardTimers:
         """Return True if a timer may be due. While messages are ``ready``, timers of processing time and
         messages take turns."""
         if self._watermark is not None:
-            self._watermark.watch(self._clock.monotonic())
+            self._watermark.watch(self._clock_s())
             if self._event_queue.is_due(self._watermark.value):
                 return True
         if self._processing_queue.ahead_from is None or (ready and not self._processing_turn):
@@ -345,7 +345,7 @@ class ShardTimers:
         if self._watermark is not None and self._event_queue.ahead_from is not None:
             idle_at = self._watermark.next_idle_at
             if idle_at is not None:
-                waits.append(idle_at - self._clock.monotonic())
+                waits.append(idle_at - self._clock_s())
         return min(waits, default=None)
 
     def _look_at_clock(self) -> int:
@@ -354,6 +354,9 @@ class ShardTimers:
 
     def _clock_us(self) -> int:
         return round(self._clock.now() * 1e6)
+
+    def _clock_s(self) -> float:
+        return self._clock.monotonic()
 
 
 def _no_event_time(shard_id: str) -> NotAllowed:

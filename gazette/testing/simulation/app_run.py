@@ -125,6 +125,10 @@ class AppCluster(MemberCluster):
         """Return the wall clock as timers see it."""
         return call(timers) - round(max(0.0, self.loop.now - self.timers_until) * 1e6)
 
+    def idle_clock_s(self, call: Callable[[Any], float], timers: ShardTimers) -> float:
+        """Return the monotonic clock by which sources become idle."""
+        return call(timers) + self._passed_s
+
 
 class AppRun:
     """One run of a story. ``run`` returns when it is over."""
@@ -193,7 +197,7 @@ class AppRun:
         if self.cluster.loop.now == float("inf") or shard.ended.is_set():
             return
         place = getattr(error, "facts", {}).get("line", "") or place_of_error(error)
-        self._found(f"{shard.id} fails: {error}", str(place), "")
+        self._found(f"{shard.id} fails: {error}", str(place), "raises" if place else "")
 
     # Running.
 
@@ -207,6 +211,7 @@ class AppRun:
             self.ended.forms = stack.enter_context(noted_forms())
             stack.enter_context(self.user.attached())
             stack.enter_context(wrapped(ShardTimers, "_clock_us", cluster.timer_clock_us))
+            stack.enter_context(wrapped(ShardTimers, "_clock_s", cluster.idle_clock_s))
             ended = cluster.run(until=36_000.0)
         if not main.done():
             cluster.violated("nothing is left to wait for" if not ended else "the run does not end")
@@ -374,8 +379,9 @@ class AppRun:
                 return False
         for spec in self.specs:
             if self._settled(spec, heads) is None:
-                states = self._states(spec.id)
-                self._found(f"{spec.id} does not consume all of its input: {states}")
+                place = self._place_of_closed(spec.id)
+                what = f"{spec.id} does not consume all of its input: {self._states(spec.id)}"
+                self._found(what, place, "closed" if place else "")
         if not self.ended.findings:
             self._found("transactions do not end: messages or timers follow each other")
         return False
@@ -392,6 +398,14 @@ class AppRun:
         if transactions and (transactions[-1].commit is None or not transactions[-1].commit.done()):
             return None
         return len(transactions)
+
+    def _place_of_closed(self, shard_id: str) -> str:
+        """Return the user's line by which a shard fails that uses a closed store; empty otherwise."""
+        for process in self.cluster.members.values():
+            shard = process.shards.get(shard_id)
+            if shard is not None and isinstance(shard.failure, Closed):
+                return place_of_error(shard.failure)
+        return ""
 
     def _states(self, shard_id: str) -> str:
         states = []

@@ -13,7 +13,6 @@ from typing import IO, Final
 
 import msgspec
 
-from gazette.consumer.timers.timer import Timer
 from gazette.errors import Broken
 from gazette.protocol.pb import consumer_pb2
 from gazette.protocol.shard import ShardSpec
@@ -34,17 +33,10 @@ def is_elsewhere(seed: int) -> bool:
     return seed % _OF == 2
 
 
-class _Consumed(msgspec.Struct):
-    now: float
-    journal: str
-    spans: list[tuple[int, int]]
-    timer: Timer | None
-
-
 class _Request(msgspec.Struct):
     shard: bytes
     content: dict[str, bytes]
-    transactions: list[list[_Consumed]]
+    transactions: list[list[Consumed]]
     recorded: bool
     ignore: list[str]
     seed: int
@@ -86,10 +78,7 @@ class Elsewhere:
         request = _Request(
             folded.shard.to_pb().SerializeToString(),
             {source.journal: folded.content[source.journal] for source in folded.shard.sources},
-            [
-                [_Consumed(s.now, s.journal, list(s.spans), s.timer) for s in steps]
-                for steps in folded.transactions
-            ],
+            [list(steps) for steps in folded.transactions],
             setup.recorded,
             list(setup.ignore),
             seed,
@@ -132,11 +121,7 @@ def serve(setup: Setup, requests: IO[bytes], answers: IO[bytes]) -> None:
 
 def _answer(setup: Setup, request: _Request, directory: Path) -> _Answer:
     shard = ShardSpec.from_pb(consumer_pb2.ShardSpec.FromString(request.shard))
-    transactions = [
-        [Consumed(s.now, s.journal, tuple(s.spans), s.timer) for s in steps]
-        for steps in request.transactions
-    ]
-    folded = Input(shard, setup.journals, request.content, transactions, setup.source_names)
+    folded = Input(shard, setup.journals, request.content, request.transactions, setup.source_names)
     fold = Fold(
         setup.new_application(), folded, directory, recorded=request.recorded, seed=request.seed
     )

@@ -70,6 +70,13 @@ class FoldResult:
     outputs: dict[str, Counter[str]]
 
 
+class _StepClock(ManualClock):
+    """A clock that shows the time of a step."""
+
+    def show(self, step: Consumed) -> None:
+        self._now, self._monotonic = step.now, step.watched_s
+
+
 class LostTimer(Exception):
     """A timer fired that the state did not hold: it fired twice, or was cancelled."""
 
@@ -91,20 +98,24 @@ class Fold:
         self._directory = directory
         self._recorded = recorded
         self._rng = random.Random(seed)
-        self._clock = ManualClock(0.0)
+        self._clock = _StepClock(0.0)
+        self._wall = 0.0
+        self._promoted_s = 0.0
         self._appends = MemoryAppends(MemoryJournals())
         self._source_forms: dict[str, tuple[Any, Any]] = {}
         """By source, its framing and the reader of its times."""
 
     def now(self) -> float:
-        """Return the time of the step that runs."""
-        return self._clock.now()
+        """Return the wall clock of the step that runs."""
+        return self._wall
 
     def run(self, ignore: Iterable[str] = ()) -> FoldResult:
         """Fold, and return the state and the outputs. An error of the application reaches the caller."""
         groups = [list(group) for group in self._groups()]
         if groups and groups[0]:
-            self._clock.jump(groups[0][0].now - self._clock.now())
+            first = groups[0][0]
+            self._wall, self._promoted_s = first.wall, first.promoted_s
+            self._clock.show(replace(first, watched_s=first.promoted_s))
         self._open()
         try:
             with noted_forms() as forms:
@@ -195,14 +206,14 @@ class Fold:
     def _transaction(self, steps: list[Consumed]) -> list[Consumed]:
         """Run one transaction. Return the steps that the application deferred to the next one."""
         callbacks, timers = self._callbacks, self._timers
-        self._set_clock(steps[0].now)
+        self._set_clock(steps[0])
         if timers is not None:
             timers.begin()
         callbacks.begin_transaction()
         callbacks.publisher.clock.update(int(self._clock.now() * 1e9))
         left: list[Consumed] = []
         for index, step in enumerate(steps):
-            self._set_clock(step.now)
+            self._set_clock(step)
             done = self._perform(step)
             if done < len(step.spans):
                 left = [replace(step, spans=step.spans[done:]), *steps[index + 1 :]]
@@ -223,15 +234,15 @@ class Fold:
                 txn.release()
         return left
 
-    def _set_clock(self, now: float) -> None:
-        """Set the time of a step. It may be earlier than the one before, of another member."""
-        seconds = now - self._clock.now()
-        if seconds >= 0:
-            self._clock.advance(seconds)
-        else:
-            self._clock.jump(seconds)
-            if self._timers is not None:
-                self._timers._now_us = 0
+    def _set_clock(self, step: Consumed) -> None:
+        """Set the time of a step. That of another member may be earlier."""
+        self._wall = step.wall
+        self._clock.show(step)
+        timers = self._timers
+        if timers is not None and step.promoted_s != self._promoted_s:
+            self._promoted_s, timers._now_us = step.promoted_s, 0
+            if (watermark := timers._watermark) is not None:
+                watermark._seen = dict.fromkeys(watermark._seen, step.promoted_s)
 
     def _perform(self, step: Consumed) -> int:
         """Deliver messages, or fire a timer. Return the number of messages that were consumed."""

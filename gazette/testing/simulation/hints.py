@@ -34,6 +34,16 @@ HINTS: Final = {
     " give --transactions recorded.",
     "thread": "A thread of its own goes on after the callback has returned, and after the shard has moved. Do"
     " the work in the callback.",
+    "cache": "A cache has values of other transactions, and of former owners. Read them from the store.",
+    "file": "Files and environment variables are no part of the state: another owner has others. Keep it in"
+    " the store.",
+    "process": "Addresses, and numbers of a process, differ from owner to owner. Use values of the message.",
+    "varies": "The same messages give another result each time. Look for globals, files, addresses and random"
+    " numbers.",
+    "raises": "A callback raises for a message of the declared types, or for the state at that moment. Let it"
+    " handle both, or say by --load which messages come.",
+    "closed": "A destroyed store was used: that of another shard, or of a former owner. Use the store that"
+    " the callback gets.",
     "restart": "The state that a new owner recovers is another one. Keep all state in the store.",
     "memory": "The result depends on what was not in the store: attributes, globals, files, or errors that"
     " were caught.",
@@ -44,13 +54,13 @@ HINTS: Final = {
 
 _ORDER: Final = {
     "time": ("time",),
-    "varies": ("random", "global", "time"),
-    "set": ("set",),
-    "batches": ("float", "retry", "self", "global"),
-    "extra output": ("publish", "self", "global"),
-    "restart": ("self", "global"),
-    "memory": ("self", "global", "publish", "retry", "swallow"),
-    "failed call": ("swallow", "retry", "self", "global", "publish"),
+    "varies": ("random", "global", "time", "process", "file", "cache", "self"),
+    "set": ("set", "process", "file"),
+    "batches": ("float", "retry", "self", "global", "cache"),
+    "extra output": ("publish", "self", "global", "cache"),
+    "restart": ("self", "global", "cache"),
+    "memory": ("self", "global", "publish", "retry", "swallow", "cache", "file"),
+    "failed call": ("swallow", "retry", "self", "global", "publish", "cache"),
 }
 """The mistakes that a cause may come from, the likeliest first."""
 _CALLBACKS: Final = frozenset(
@@ -83,6 +93,11 @@ _RANDOM: Final = frozenset(
 _TIMES: Final = frozenset(
     {"time", "time_ns", "monotonic", "now", "utcnow", "today", "perf_counter"}
 )
+_OF_PROCESS: Final = frozenset({"id", "getpid", "get_ident", "get_native_id", "gethostname"})
+_OF_FILES: Final = frozenset(
+    {"open", "getenv", "read_text", "read_bytes", "write_text", "write_bytes"}
+)
+_CACHES: Final = frozenset({"cache", "lru_cache", "cached_property"})
 _PUBLISHES: Final = frozenset({"standalone_publisher", "publish_committed", "publish_from_loop"})
 
 
@@ -103,7 +118,7 @@ def advice(cause: str, application: type, faults: Sequence[str] = ()) -> tuple[s
         for suspect in suspects:
             if suspect.mistake == mistake:
                 return HINTS[mistake], suspect.place
-    fallback = {"varies": "random", "extra output": "publish", "failed call": "swallow"}
+    fallback = {"extra output": "publish", "failed call": "swallow"}
     return HINTS.get(fallback.get(cause, cause), ""), ""
 
 
@@ -133,8 +148,8 @@ def _suspects(application: type) -> Iterator[Suspect]:
 
 
 def _mutable_names(tree: ast.Module) -> set[str]:
-    """Return the names that a module gives to values at its top level."""
-    names = set()
+    """Return the names of values and classes at the top level of a module."""
+    names = {node.name for node in tree.body if isinstance(node, ast.ClassDef)}
     for node in tree.body:
         targets = node.targets if isinstance(node, ast.Assign) else []
         if isinstance(node, ast.AnnAssign):
@@ -153,8 +168,14 @@ def _mistakes(
         for target in node.targets
         if isinstance(target, ast.Name)
     }
+    for decorator in function.decorator_list:
+        name = ast.unparse(decorator).partition("(")[0].rpartition(".")[2]
+        if name in _CACHES:
+            yield "cache", decorator.lineno
     for node in ast.walk(function):
         match node:
+            case ast.Attribute(value=ast.Name(id="os"), attr="environ"):
+                yield "file", node.lineno
             case ast.Global():
                 yield "global", node.lineno
             case ast.Assign(targets=targets) if not is_setup:
@@ -197,6 +218,10 @@ def _called(
             yield "random", node.lineno
         if function.id in ("time", "monotonic"):
             yield "time", node.lineno
+        if function.id in _OF_PROCESS:
+            yield "process", node.lineno
+        if function.id in _OF_FILES:
+            yield "file", node.lineno
         if function.id == "hash" or (
             function.id in ("list", "tuple", "enumerate", "iter")
             and node.args
@@ -220,6 +245,12 @@ def _called(
         "datetime.date",
     ):
         yield "time", node.lineno
+    if name in _OF_PROCESS - {"id"}:
+        yield "process", node.lineno
+    if name in _OF_FILES:
+        yield "file", node.lineno
+    if name == "pop" and not node.args and (_is_set(owner) or _is_name_of(owner, sets)):
+        yield "set", node.lineno
     if name in _PUBLISHES:
         yield "publish", node.lineno
     if name == "join" and node.args and (_is_set(node.args[0]) or _is_name_of(node.args[0], sets)):
@@ -254,6 +285,8 @@ def _is_name_of(node: ast.AST, names: set[str]) -> bool:
 def _is_set(node: ast.AST) -> bool:
     if isinstance(node, (ast.Set, ast.SetComp)):
         return True
+    if isinstance(node, ast.BinOp):
+        return _is_set(node.left) or _is_set(node.right)
     return (
         isinstance(node, ast.Call)
         and isinstance(node.func, ast.Name)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, Final
 
@@ -17,7 +17,7 @@ from gazette.consumer.shard.shard import Shard
 from gazette.consumer.timers.timer import Timer
 from gazette.consumer.transaction.dispatch import Deferred, Dispatcher, TimersDue
 from gazette.consumer.transaction.shard_callbacks import ShardCallbacks
-from gazette.consumer.transaction.shard_timers import ShardTimers, defines_timers
+from gazette.consumer.transaction.shard_timers import ShardTimers
 from gazette.consumer.transaction.transactor import Transactor
 from gazette.errors import Bug
 from gazette.message.uuid import ACK_TXN
@@ -33,7 +33,13 @@ class Consumed:
     """Messages of one source that were consumed, or a timer that fired."""
 
     now: float
-    """The wall clock of the member, as shards see it: it does not go back within a promotion."""
+    """The time that `shard.now` shows. Without timers, the wall clock."""
+    wall: float
+    """The wall clock of the member, which may go back."""
+    watched_s: float = 0.0
+    """Monotonic time of the last look for idle sources."""
+    promoted_s: float = 0.0
+    """That of the promotion; zero without timers."""
     journal: str = ""
     spans: tuple[tuple[int, int], ...] = ()
     """Begin and end of each message in its journal."""
@@ -64,6 +70,8 @@ class Promotion:
     restored: Checkpoint
     callbacks: ShardCallbacks
     timers: ShardTimers | None = None
+    begun_s: float = 0.0
+    """Monotonic time of its begin, from which on sources may become idle."""
     transactions: list[RecordedTransaction] = field(default_factory=list)
 
     @property
@@ -133,20 +141,25 @@ class ShardHistory:
             raise Bug("a shard's callbacks are called before its checkpoint is restored")
         return promotion
 
-    def _now(self, callbacks: ShardCallbacks) -> float:
-        """Return the time that callbacks see now."""
-        if defines_timers(callbacks.application):
-            return callbacks.shard.now.timestamp()
-        return self._clock()
+    def _step(self, callbacks: ShardCallbacks) -> Consumed:
+        """Return a step of now, without what is consumed."""
+        wall, promotion = self._clock(), self._of(callbacks)
+        timers = promotion.timers
+        if timers is None:
+            return Consumed(wall, wall)
+        watermark = timers._watermark
+        watched_s = promotion.begun_s if watermark is None else watermark._now
+        return Consumed(timers.now.timestamp(), wall, watched_s, promotion.begun_s)
 
     def _restored(
         self, callbacks: ShardCallbacks, checkpoint: Checkpoint, timers: ShardTimers | None
     ) -> None:
-        promotion = Promotion(callbacks.shard.id, checkpoint, callbacks, timers)
+        begun_s = 0.0 if timers is None else timers._clock_s()
+        promotion = Promotion(callbacks.shard.id, checkpoint, callbacks, timers, begun_s)
         self.promotions.append(promotion)
         self._by_callbacks[id(callbacks)] = promotion
 
-    def _consumed(self, callbacks: ShardCallbacks, now: float, batch: Sequence[Any]) -> None:
+    def _consumed(self, callbacks: ShardCallbacks, step: Consumed, batch: Sequence[Any]) -> None:
         takes_acks = callbacks.application.deliver_acks
         spans = tuple(
             (envelope.begin, envelope.end)
@@ -154,7 +167,8 @@ class ShardHistory:
             if takes_acks or envelope.flags != ACK_TXN
         )
         if spans:
-            self._of(callbacks).running.steps.append(Consumed(now, batch[0].journal, spans))
+            step = replace(step, journal=batch[0].journal, spans=spans)
+            self._of(callbacks).running.steps.append(step)
 
     @contextlib.contextmanager
     def attached(self) -> Iterator[None]:
@@ -168,7 +182,7 @@ class ShardHistory:
 
         def deliver(call: Any, self: Any, batch: Any) -> None:
             callbacks, done = dispatchers[id(self)], 0
-            now = history._now(callbacks)
+            step = history._step(callbacks)
             try:
                 call(self, batch)
                 done = len(batch)
@@ -176,13 +190,13 @@ class ShardHistory:
                 done = partial.done
                 raise
             finally:
-                history._consumed(callbacks, now, batch[:done])
+                history._consumed(callbacks, step, batch[:done])
 
         def fire(call: Any, self: Any, timer: Timer) -> None:
             callbacks = dispatchers[id(self)]
-            now = history._now(callbacks)
+            step = replace(history._step(callbacks), timer=timer)
             call(self, timer)
-            history._of(callbacks).running.steps.append(Consumed(now, timer=timer))
+            history._of(callbacks).running.steps.append(step)
 
         def run(call: Any, self: Any, checkpoint: Checkpoint) -> Any:
             history._restored(self._callbacks, checkpoint, self._timers)
