@@ -202,7 +202,10 @@ class AppRun:
     # Running.
 
     def run(self) -> Ended:
-        """Run the story, and return what the judge needs."""
+        """Run the story, and return what the judge needs.
+
+        Raise ``Invalid`` for an application that cannot be simulated.
+        """
         cluster = self.cluster
         main = self._node.spawn(self._main(), "story")
         main.add_done_callback(lambda _: cluster.loop.stop())
@@ -213,6 +216,8 @@ class AppRun:
             stack.enter_context(wrapped(ShardTimers, "_clock_us", cluster.timer_clock_us))
             stack.enter_context(wrapped(ShardTimers, "_clock_s", cluster.idle_clock_s))
             ended = cluster.run(until=36_000.0)
+        if self.user.refused is not None:
+            raise self.user.refused
         if not main.done():
             cluster.violated("nothing is left to wait for" if not ended else "the run does not end")
         elif not main.cancelled() and (error := main.exception()) is not None:

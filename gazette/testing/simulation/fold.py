@@ -42,7 +42,7 @@ from gazette.testing.clock import ManualClock
 from gazette.testing.driven_service import DrivenService
 from gazette.testing.memory_journals import JournalLog, MemoryAppends, MemoryJournals
 from gazette.testing.recovery import LOG, take_over
-from gazette.testing.simulation.shard_history import Consumed, wrapped
+from gazette.testing.simulation.shard_history import Consumed, begin_of_call, wrapped
 from gazette.testing.simulation.states import Rows, state_of, text_of
 from gazette.testing.stepped_inbox import SteppedInbox
 
@@ -76,6 +76,10 @@ class _StepClock(ManualClock):
     def show(self, step: Consumed) -> None:
         self._now, self._monotonic = step.now, step.watched_s
 
+    def show_now(self, now: float) -> None:
+        """Show a time that a callback saw later in the step."""
+        self._now = now
+
 
 class LostTimer(Exception):
     """A timer fired that the state did not hold: it fired twice, or was cancelled."""
@@ -101,6 +105,8 @@ class Fold:
         self._clock = _StepClock(0.0)
         self._wall = 0.0
         self._promoted_s = 0.0
+        self._looks: list[tuple[int, float]] = []
+        """What is left of the looks of the step."""
         self._appends = MemoryAppends(MemoryJournals())
         self._source_forms: dict[str, tuple[Any, Any]] = {}
         """By source, its framing and the reader of its times."""
@@ -118,7 +124,7 @@ class Fold:
             self._clock.show(replace(first, watched_s=first.promoted_s))
         self._open()
         try:
-            with noted_forms() as forms:
+            with noted_forms() as forms, wrapped(ShardTimers, "now", self._look):
                 for steps in groups:
                     while steps:
                         steps = self._transaction(steps)
@@ -244,8 +250,19 @@ class Fold:
             if (watermark := timers._watermark) is not None:
                 watermark._seen = dict.fromkeys(watermark._seen, step.promoted_s)
 
+    def _look(self, call: Callable[[ShardTimers], Any], timers: ShardTimers) -> Any:
+        """Return the time that the callback saw in the run."""
+        begin = begin_of_call(self._callbacks) if self._looks else -1
+        for index, (of_call, now) in enumerate(self._looks):
+            if of_call == begin:
+                del self._looks[index]
+                self._clock.show_now(now)
+                break
+        return call(timers)
+
     def _perform(self, step: Consumed) -> int:
         """Deliver messages, or fire a timer. Return the number of messages that were consumed."""
+        self._looks = list(step.looks)
         timers = self._timers
         if timers is not None:
             timers.is_due(ready=True)  # It notes which sources are idle by now.

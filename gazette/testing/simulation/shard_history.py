@@ -44,6 +44,8 @@ class Consumed:
     spans: tuple[tuple[int, int], ...] = ()
     """Begin and end of each message in its journal."""
     timer: Timer | None = None
+    looks: tuple[tuple[int, float], ...] = ()
+    """Each time that `shard.now` showed, and the begin of the message. Empty if all are ``now``."""
 
 
 @dataclass(slots=True)
@@ -90,6 +92,8 @@ class ShardHistory:
         self._on_failure = on_failure
         self.promotions: list[Promotion] = []
         self._by_callbacks: dict[int, Promotion] = {}
+        self._looks: dict[int, list[tuple[int, float]]] = {}
+        """By timers of a shard, the looks of the running step."""
 
     def last(self, shard_id: str) -> Promotion | None:
         """Return the latest promotion of a shard."""
@@ -149,7 +153,24 @@ class ShardHistory:
             return Consumed(wall, wall)
         watermark = timers._watermark
         watched_s = promotion.begun_s if watermark is None else watermark._now
-        return Consumed(timers.now.timestamp(), wall, watched_s, promotion.begun_s)
+        step = Consumed(timers.now.timestamp(), wall, watched_s, promotion.begun_s)
+        self._looks[id(timers)] = []
+        return step
+
+    def _note_look(self, timers: ShardTimers, now: float) -> None:
+        for promotion in reversed(self.promotions):
+            if promotion.timers is timers:
+                looks = self._looks.setdefault(id(timers), [])
+                looks.append((begin_of_call(promotion.callbacks), now))
+                return
+
+    def _add(self, callbacks: ShardCallbacks, step: Consumed) -> None:
+        """Add a step that has been performed. If time passed meanwhile, add what the callbacks saw of it."""
+        promotion = self._of(callbacks)
+        looks = self._looks.get(id(promotion.timers), ())
+        if any(now != step.now for _, now in looks):
+            step = replace(step, looks=tuple(looks))
+        promotion.running.steps.append(step)
 
     def _restored(
         self, callbacks: ShardCallbacks, checkpoint: Checkpoint, timers: ShardTimers | None
@@ -167,8 +188,7 @@ class ShardHistory:
             if takes_acks or envelope.flags != ACK_TXN
         )
         if spans:
-            step = replace(step, journal=batch[0].journal, spans=spans)
-            self._of(callbacks).running.steps.append(step)
+            self._add(callbacks, replace(step, journal=batch[0].journal, spans=spans))
 
     @contextlib.contextmanager
     def attached(self) -> Iterator[None]:
@@ -196,7 +216,7 @@ class ShardHistory:
             callbacks = dispatchers[id(self)]
             step = replace(history._step(callbacks), timer=timer)
             call(self, timer)
-            history._of(callbacks).running.steps.append(step)
+            history._add(callbacks, step)
 
         def run(call: Any, self: Any, checkpoint: Checkpoint) -> Any:
             history._restored(self._callbacks, checkpoint, self._timers)
@@ -207,6 +227,11 @@ class ShardHistory:
             transaction.checkpoint = checkpoint
             transaction.commit = call(self, checkpoint, waits)
             return transaction.commit
+
+        def now(call: Any, self: Any) -> Any:
+            shown = call(self)
+            history._note_look(self, shown.timestamp())
+            return shown
 
         def fail(call: Any, self: Any, error: Any) -> None:
             if self.failure is None:
@@ -221,9 +246,18 @@ class ShardHistory:
                 (Transactor, "run", run),
                 (ShardCallbacks, "start_commit", start_commit),
                 (Shard, "_fail", fail),
+                (ShardTimers, "now", now),
             ):
                 stack.enter_context(wrapped(owner, name, around))
             yield
+
+
+def begin_of_call(callbacks: ShardCallbacks) -> int:
+    """Return the begin of the message that a shard's callback handles; -1 for others."""
+    call = callbacks.running_callback.call
+    if isinstance(call, (list, tuple)) and not hasattr(call, "begin"):
+        call = call[0]
+    return int(getattr(call, "begin", -1))
 
 
 def _are_same(checkpoint: Checkpoint, other: Checkpoint) -> bool:
@@ -233,14 +267,17 @@ def _are_same(checkpoint: Checkpoint, other: Checkpoint) -> bool:
 
 @contextlib.contextmanager
 def wrapped(owner: type, name: str, around: Callable[..., Any]) -> Iterator[None]:
-    """Let calls of a method go through ``around`` within the block, which gets the method first."""
+    """Let calls of a method go through ``around`` within the block, which gets the method first. Properties
+    are called when they are read."""
     original = vars(owner)[name]
+    is_property = isinstance(original, property)
+    function: Any = original.fget if is_property else original
 
-    @functools.wraps(original)
+    @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        return around(original, *args, **kwargs)
+        return around(function, *args, **kwargs)
 
-    setattr(owner, name, call)
+    setattr(owner, name, property(call) if is_property else call)
     try:
         yield
     finally:

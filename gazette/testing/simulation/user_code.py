@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any, Final
 
-from gazette.errors import Unavailable
+from gazette.errors import Invalid, Unavailable
 from gazette.message.publisher import Publisher
 from gazette.message.values import ValueEncoding
 from gazette.runtime.user_code import is_user_file, place_in
@@ -53,6 +53,8 @@ class UserSurroundings:
         """The number of the call that fails next; 0: none."""
         self.on_failed_call: Callable[[], object] = lambda: None
         self.is_folding = False
+        self.refused: Invalid | None = None
+        """Why the application cannot be simulated."""
 
     def bind(
         self,
@@ -80,6 +82,8 @@ class UserSurroundings:
         with contextlib.ExitStack() as stack:
             for owner, name in _failing_calls():
                 stack.enter_context(wrapped(owner, name, self._call))
+            if (sql := sys.modules.get("gazette.stores.sql.store")) is not None:
+                stack.enter_context(wrapped(sql.SQLStore, "__init__", self._refuse_database))
             stack.enter_context(wrapped(threading.Thread, "start", self._start_thread))
             stack.enter_context(wrapped(ValueEncoding, "__init__", _with_real_type))
             stack.enter_context(_replaced_names(_substitutes(self)))
@@ -107,6 +111,15 @@ class UserSurroundings:
             self._on_finding("a callback starts a thread", place, "thread")
             raise RuntimeError("a simulation has no threads of the application")
         start(thread)
+
+    def _refuse_database(self, _call: Callable[..., None], *_args: Any, **_kwargs: Any) -> None:
+        """Refuse a store in a database, before a transaction changes what others read there."""
+        self.refused = Invalid(
+            "an application with a SQLStore is not simulated",
+            path="new_store",
+            hint="Test it with gazette_driver. Or let a class of the test return a SQLiteStore.",
+        )
+        raise self.refused
 
     def refuse_network(self) -> None:
         """Refuse what a callback must not do: to call other systems."""
