@@ -12,14 +12,14 @@ import sys
 from collections.abc import Iterable, Sequence
 from contextlib import closing, redirect_stdout
 from functools import partial
+from html import escape
 from itertools import count, takewhile
 from pathlib import Path
 from typing import Final, TextIO
-from xml.sax.saxutils import escape, quoteattr
 
 import msgspec
 
-from gazette.config.schema import exit_with
+from gazette.config.schema import Loaded, exit_with
 from gazette.errors import GazetteError, Invalid
 from gazette.run.simulated import SimulationFlags, schema, setup_of
 from gazette.runtime.clock import SystemClock
@@ -47,7 +47,7 @@ def run(argv: Sequence[str]) -> int:
         loaded = schema().load(argv, {})
         reports = sys.stdout
         with redirect_stdout(sys.stderr):  # What the user's code prints must not be among reports.
-            return _Run(setup_of(loaded), loaded.group(SimulationFlags), argv, reports).run()
+            return _Run(setup_of(loaded), loaded, argv, reports).run()
     except KeyboardInterrupt:
         return _INTERRUPTED
     except Invalid as error:
@@ -60,12 +60,11 @@ def run(argv: Sequence[str]) -> int:
 class _Run:
     """One run of the command."""
 
-    def __init__(
-        self, setup: Setup, flags: SimulationFlags, argv: Sequence[str], reports: TextIO
-    ) -> None:
+    def __init__(self, setup: Setup, loaded: Loaded, argv: Sequence[str], reports: TextIO) -> None:
         self._say = partial(print, file=reports, flush=True)
         self._setup = setup
-        self._flags = flags
+        self._flags = loaded.group(SimulationFlags)
+        self._target = loaded.arguments[0]
         self._argv = list(argv)
         self._outcomes: list[SeedResult] = []
         self._failures: list[FailedSeed] = []
@@ -180,23 +179,28 @@ class _Run:
 
     def _write_junit(self, path: Path, seconds: float) -> None:
         failures = {failure.outcome.seed: failure for failure in self._failures}
-        name = quoteattr(self._argv[0] if self._argv else "")
+        name = _attribute(self._target)
         cases = []
         for outcome in self._outcomes:
-            head = f'<testcase classname={name} name="seed {outcome.seed}" time="{outcome.seconds:.3f}"'
+            head = f'<testcase classname="{name}" name="seed {outcome.seed}" time="{outcome.seconds:.3f}"'
             failure = failures.get(outcome.seed)
             if failure is None:
                 cases.append(f"{head}/>")
                 continue
             text, what = (_NO_XML.sub("?", text) for text in (failure.text, failure.outcome.what))
             cases.append(
-                f"{head}><failure message={quoteattr(what)}>{escape(text)}</failure></testcase>"
+                f'{head}><failure message="{_attribute(what)}">{escape(text)}</failure></testcase>'
             )
         path.write_text(
             '<?xml version="1.0" encoding="utf-8"?>\n'
             f'<testsuite name="gazette test" tests="{len(cases)}" failures="{len(failures)}"'
             f' errors="0" time="{seconds:.3f}">\n' + "\n".join(cases) + "\n</testsuite>\n"
         )
+
+
+def _attribute(text: str) -> str:
+    """Return a text as the value of an attribute of XML."""
+    return escape(text).replace("\n", "&#10;")
 
 
 def _part(text: str) -> tuple[int, int]:
