@@ -16,6 +16,7 @@ import pytest
 from gazette.errors import Invalid
 from gazette.run.simulate import run as simulate_command
 from gazette.testing import simulate
+from gazette.testing.simulation.hints import HINTS
 from tests.simulate import timed_app
 from tests.simulate.command import ROOT, gazette_test
 
@@ -23,17 +24,20 @@ IMPORTS = """\
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import threading
+import time
 from datetime import date, datetime, timedelta
 from pathlib import Path
 
 import msgspec
 
-from gazette import Application, Message, Output, Source
+from gazette import Application, EventTime, Message, Output, Source
 from gazette.message.mapping import fixed_mapping
 from gazette.stores.json_file import JSONFileStore
 from gazette.stores.sqlite import SQLiteStore
+from gazette.windows import TableJoin
 
 
 class Order(Message):
@@ -125,6 +129,40 @@ def test_time_passes_until_timers_of_hours_fire(tmp_path: Path) -> None:
     done = run(tmp_path, module, *UNTIL_FOUND)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "name = 'tick'" in done.stdout
+
+
+def test_a_callback_that_sleeps_may_set_timers_by_the_time_afterwards(tmp_path: Path) -> None:
+    timer = TICK.replace('"tick"', "order.customer")
+    module = totals(f"time.sleep(0.3)\n{timer}", TICKS.split("    {fired}")[0] + "    pass")
+    done = run(tmp_path, module, "--seeds", "2")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_fold_has_sources_become_idle_when_they_did_in_the_run(tmp_path: Path) -> None:
+    module = f"""\
+{IMPORTS}
+
+class Prices(Application):
+    event_time = EventTime(lateness=timedelta(seconds=10), idle_after=timedelta(minutes=1))
+    orders = Source("orders", Order, key="customer")
+    notes = Source("notes", Note, key="text")
+    priced = TableJoin("priced", wait=timedelta(minutes=5), value_type=Order, row_type=str)
+
+    def new_store(self, shard, recorder):
+        return SQLiteStore(recorder, self.priced.schema)
+
+    def consume_message(self, shard, store, envelope, publisher):
+        message = envelope.message
+        if isinstance(message, Note):
+            self.priced.put(shard, store, message.text, envelope.time, message.text)
+        else:
+            self.priced.add(shard, store, message.customer, envelope.time, message)
+
+    def on_timer(self, shard, store, timer, publisher):
+        self.priced.on_timer(shard, store, timer)
+"""
+    done = run(tmp_path, module, "--seeds", "36", "-k", "time passes")
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_a_run_says_that_no_timer_has_fired(tmp_path: Path) -> None:
@@ -233,6 +271,27 @@ def test_what_the_user_prints_is_not_among_reports(tmp_path: Path) -> None:
     assert "{raw}" in done.stderr
 
 
+# Callbacks that raise.
+
+
+def test_a_callback_that_raises_has_a_hint(tmp_path: Path) -> None:
+    done = run(tmp_path, totals("raise ValueError('wrong')"), *UNTIL_FOUND)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert f"hint: {HINTS['raises']}" in done.stdout
+
+
+def test_the_store_of_another_shard_is_no_store_for_a_callback(tmp_path: Path) -> None:
+    module = totals(
+        "self.all.append(store)\nself.all[0].query('SELECT 1')",
+        "def __init__(self):\n    self.all = []",
+        source=SOURCE.replace("key=", "partitions=2, key="),
+    )
+    done = run(tmp_path, module, *UNTIL_FOUND)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert f"hint: {HINTS['closed']}" in done.stdout
+    assert "self.all[0].query" in done.stdout
+
+
 # Seeds that consume something, and seeds that do not survive.
 
 
@@ -333,6 +392,15 @@ def test_a_command_by_which_nothing_would_run_is_refused(
     errors = capsys.readouterr().err
     assert says in errors
     assert "Traceback" not in errors
+
+
+def test_a_store_in_a_database_is_refused(tmp_path: Path) -> None:
+    module = totals("pass").replace("SQLiteStore(", "SQLStore('sqlite:///state') or (")
+    module = module.replace("stores.sqlite import SQLiteStore", "stores.sql import SQLStore")
+    done = run(tmp_path, module, "--seeds", "1")
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "an application with a SQLStore is not simulated" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_a_load_without_messages_is_refused(tmp_path: Path) -> None:
