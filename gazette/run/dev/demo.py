@@ -346,15 +346,24 @@ class _Demo:
         broker = next(broker for broker in self.cluster.brokers if broker.process.running)
         cluster, say = self.cluster, partial(self.console.print, soft_wrap=True)
         self.say("\nEverything is left running. Try:\n")
-        for line in (
-            f"curl '{member.http_url}/query?prefix=gaz'",
-            f'curl --json \'{{"text": "gazette gazette"}}\' {member.http_url}/publish',
-            f"curl -s -i '{broker.http_url}/{words.partitions[0]}' | head -c 600",
-            f"gazctl journals list --broker.address {broker.grpc_url}",
-            f"gazctl shards list --lag --consumer.address {member.grpc_url}",
+        for line in commands_to_try(
+            member.http_url, member.grpc_url, broker.http_url, broker.grpc_url, words.partitions[0]
         ):
             self.console.print(f"  {line}", soft_wrap=True)
         self.say(f"\nState and logs are in {self.cluster.directory}. Ctrl-C stops everything.")
         console = (cluster.directory, cluster.environ, self.clock, say)
         async with console_beside(*console, brokers=broker.grpc_url, consumers=member.grpc_url):
             await asyncio.Event().wait()
+
+
+def commands_to_try(
+    member_http: str, member: str, broker_http: str, broker: str, journal: str
+) -> tuple[str, ...]:
+    """Return commands that show the kept cluster. Each names all servers that it asks."""
+    return (
+        f"curl '{member_http}/query?prefix=gaz'",
+        f'curl --json \'{{"text": "gazette gazette"}}\' {member_http}/publish',
+        f"curl -s -i '{broker_http}/{journal}' | head -c 600",
+        f"gazctl journals list --broker.address {broker}",
+        f"gazctl shards list --lag --consumer.address {member} --broker.address {broker}",
+    )
