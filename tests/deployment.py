@@ -19,9 +19,10 @@ COMPOSE: Final = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
 KUSTOMIZE: Final = DEPLOY / "kustomize"
 BASE: Final = KUSTOMIZE / "base"
 APPLICATION: Final = KUSTOMIZE / "application"
+CONSOLE: Final = KUSTOMIZE / "console"
 MINIO: Final = KUSTOMIZE / "overlays" / "minio"
 WORD_COUNT: Final = KUSTOMIZE / "overlays" / "word-count"
-KUSTOMIZATIONS: Final = (BASE, APPLICATION, MINIO, WORD_COUNT)
+KUSTOMIZATIONS: Final = (BASE, APPLICATION, CONSOLE, MINIO, WORD_COUNT)
 SYSTEMD: Final = DEPLOY / "systemd"
 IMAGES: Final = ("gazette", "gazette-application")
 """The images that are built here."""

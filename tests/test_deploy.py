@@ -29,8 +29,11 @@ from gazette.config.schema import Schema
 from gazette.consumer.settings import ConsumerSettings
 from gazette.gazctl.commands import COMMANDS
 from gazette.gazctl.journals.apply import parse_changes
-from gazette.gazctl.settings import schema_of
+from gazette.gazctl.settings import GROUPS, schema_of
 from gazette.net.diagnostics import diagnostic_routes
+from gazette.run.console.command import UiFlags
+from gazette.run.console.gate import READY_PATH
+from gazette.run.dev.console_process import KEY_ENV
 from gazette.run.new_project import write_project
 from gazette.runconsumer.flags import ConsumerFlags, MemberClientFlags, SpecsApplyFlags
 from gazette.runconsumer.process import schema as member_schema
@@ -64,13 +67,15 @@ APPLY = Schema(
     "app.py apply",
     {"": SpecsApplyFlags, "broker": BrokerClientFlags, "consumer": MemberClientFlags},
 )
+UI = Schema("gazette ui", {"": UiFlags, **GROUPS})
 ENVIRONMENTS = {
     "gazette serve": SERVE_ENVIRONMENT,
+    "gazette ui": {option.env for option in UI.options} | {KEY_ENV},
     "gazctl": GAZCTL_ENVIRONMENT,
     "app.py serve": {option.env for option in MEMBER.options},
     "app.py apply": {option.env for option in APPLY.options},
 }
-FLAGS = {option.flag for parsed in (schema(), MEMBER, APPLY) for option in parsed.options} | {
+FLAGS = {option.flag for parsed in (schema(), MEMBER, APPLY, UI) for option in parsed.options} | {
     option.flag for command in COMMANDS for option in schema_of(command).options
 }
 
@@ -103,6 +108,7 @@ def test_settings_are_those_that_programs_have() -> None:
         assert set(re.findall(r"--[a-z.-]+", command)) <= FLAGS, where
     assert {program: count > 3 for program, count in seen.items()} == {
         "gazette serve": True,
+        "gazette ui": True,
         "gazctl": False,
         "app.py serve": True,
         "app.py apply": True,
@@ -191,7 +197,7 @@ def test_keys_are_required_and_ports_are_not_published() -> None:
                         assert not secret.get("optional"), manifest["metadata"]["name"]
                         keys = f"{entry['name']} {secret['name']}"
                         seen[keys] = seen.get(keys, 0) + 1
-    assert seen == {"BROKER_AUTH_KEYS gazette-auth": 4, "CONSUMER_AUTH_KEYS application-auth": 2}
+    assert seen == {"BROKER_AUTH_KEYS gazette-auth": 5, "CONSUMER_AUTH_KEYS application-auth": 3}
     for name, service in COMPOSE["services"].items():
         assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ())), name
 
@@ -223,6 +229,20 @@ def test_probes_and_ports_are_of_the_http_server(name: str, group: str, files: s
         env[f"{group}_{key}"] for key in ("PORT", "HTTP_PORT", f"{files}_DIR")
     ]
     assert f"http://127.0.0.1:{ports['http']}/debug/ready" in IMAGE
+
+
+def test_the_console_is_reached_by_those_that_forward_ports() -> None:
+    """In a pod it listens on loopback, and has no Service: its probes run there."""
+    (container,) = pod(named("Deployment", "console"))["containers"]
+    flags = UI.load(container["command"][2:], {}).group(UiFlags)
+    assert (flags.host, flags.allow_changes) == ("127.0.0.1", False)
+    assert [port["containerPort"] for port in container["ports"]] == [flags.port]
+    mounts = [mount["mountPath"] for mount in container["volumeMounts"]]
+    assert [str(flags.scratch_dir)] == mounts
+    for probe in ("readinessProbe", "livenessProbe"):
+        (line,) = container[probe]["exec"]["command"][2:]
+        assert f"'http://127.0.0.1:{flags.port}{READY_PATH}'" in line
+    assert not [one for one in manifests() if one["kind"] == "Service" and "console" in str(one)]
 
 
 def test_members_know_their_zone() -> None:

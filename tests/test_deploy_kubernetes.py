@@ -21,6 +21,7 @@ from gazette.version import __version__
 from tests.deployment import (
     APPLICATION,
     BASE,
+    CONSOLE,
     DEPLOY,
     KUSTOMIZATIONS,
     ROOT,
@@ -103,7 +104,7 @@ def assert_complete(documents: list[dict[str, Any]]) -> None:
             assert {mount["name"] for mount in container.get("volumeMounts", ())} <= names
             ports = {port["name"] for port in container.get("ports", ())}
             for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
-                if probe in container:
+                if "httpGet" in container.get(probe, ()):
                     assert container[probe]["httpGet"]["port"] in ports
         labels = document["spec"]["template"]["metadata"]["labels"]
         for constraint in spec.get("topologySpreadConstraints", ()):
@@ -194,15 +195,15 @@ def by_name(documents: list[dict[str, Any]]) -> dict[tuple[str, str], dict[str, 
 
 
 def test_the_chart_is_what_the_bases_are() -> None:
-    chart = by_name(rendered())
-    bases = by_name(built(BASE)) | by_name(built(APPLICATION))
+    chart = by_name(rendered("console.enabled=true"))
+    bases = by_name(built(BASE)) | by_name(built(APPLICATION)) | by_name(built(CONSOLE))
     assert sorted(chart) == sorted(bases)
     for key, document in bases.items():
         assert chart[key] == document
 
 
 def test_the_chart_is_valid_and_complete() -> None:
-    documents = rendered()
+    documents = rendered("console.enabled=true")
     assert problems(documents) == []
     assert_complete(documents)
     assert HELM is not None
@@ -261,6 +262,33 @@ def test_values_change_what_they_name() -> None:
     assert env["CONSUMER_LIMIT"] == "64"
     (scratch,) = (volume for volume in spec["volumes"] if volume["name"] == "scratch")
     assert "ephemeral" in scratch
+
+
+def test_the_console_of_another_application() -> None:
+    documents = rendered(
+        "brokers.enabled=false",
+        'brokers.address="http://gazette.brokers:8080"',
+        'application.name="orders"',
+        'application.authSecret="orders-auth"',
+        "console.enabled=true",
+        'console.name="orders-console"',
+        'console.keySecret="orders-key"',
+    )
+    assert problems(documents) == []
+    (container,) = pod(named("Deployment", "orders-console", documents))["containers"]
+    env = {entry["name"]: entry for entry in container["env"]}
+    assert env["BROKER_ADDRESS"]["value"] == "http://gazette.brokers:8080"
+    assert env["CONSUMER_ADDRESS"]["value"] == "http://orders:8080"
+    secrets = {
+        name: entry["valueFrom"]["secretKeyRef"]["name"]
+        for name, entry in env.items()
+        if "valueFrom" in entry
+    }
+    assert secrets == {
+        "GAZETTE_UI_KEY": "orders-key",
+        "BROKER_AUTH_KEYS": "gazette-auth",
+        "CONSUMER_AUTH_KEYS": "orders-auth",
+    }
 
 
 def test_values_of_a_provider(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 
+import httpx
 import pytest
 
 from gazette.cluster.etcd.server import find_etcd
@@ -27,6 +28,7 @@ from gazette.runtime.clock import SystemClock
 from gazette.runtime.ports import free_port
 from tests.blobs.s3_endpoint import reset, s3_server
 from tests.deployment import COMPOSE, DEPLOY, ROOT, SYSTEMD, Unit, image_environment
+from tests.run.console.conftest import enter
 
 CLOCK: Final = SystemClock()
 OURS: Final = re.compile(r"(BROKER|CONSUMER|ETCD|LOG|DEBUG|GAZETTE|GAZCTL|AWS)_")
@@ -273,12 +275,32 @@ async def test_services_of_compose_are_a_cluster_with_an_application(tmp_path: P
                 command("declarations"), settings("declarations"), DEPLOY / "application"
             )
             assert "+ journal word-count/words/part-000  3 replicas" in said
+            port = free_port()
+            words = [word.replace("8090", str(port)) for word in command("console")]
+            own = settings("console")
+            process = await running.start("console", words, own, tmp_path)
+            await await_ready(process, port, CLOCK, READY_S)
+            await console_shows(port, own["GAZETTE_UI_KEY"], brokers=3, members=2)
+            await running.end("console")
             line = page_line('echo \'{"word":"gazette"}\' | docker compose').partition(" gazctl ")[
                 2
             ]
             own = settings("application-b")
             produce = [*GAZCTL, *shlex.split(line)]
             await use_and_end(running, lambda: done(produce, own, tmp_path, WORD), members)
+
+
+async def console_shows(port: int, key: str, *, brokers: int, members: int) -> None:
+    """Return when a console that is entered by the key lists so many brokers and members."""
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60.0) as http:
+        await enter(http, f"/?key={key}")
+        async with asyncio.timeout(READY_S):
+            while True:
+                seen = (await http.get("/api/cluster")).json()
+                kinds = [member["kind"] for member in seen["members"]]
+                if (kinds.count("broker"), kinds.count("consumer")) == (brokers, members):
+                    return
+                await CLOCK.sleep(0.2)
 
 
 def make_bucket(store: tuple[str, int], name: str) -> None:

@@ -242,9 +242,11 @@ def test_what_the_files_name_exists() -> None:
     profile = {name for name, service in services.items() if "profiles" in service}
     assert profile == {"prometheus", "grafana", "blackbox-exporter", "node-exporter"}
     named = json.dumps(CONFIG) + (MONITORING / "brokers.yaml").read_text()
+    named += (MONITORING / "applications.yaml").read_text()
     named += (MONITORING / "grafana" / "datasources.yaml").read_text()
     hosts = set(re.findall(r"\b([a-z][a-z-]+):\d+", named))
-    assert hosts == {"broker-a", "broker-b", "broker-c", "prometheus"} | profile - {"grafana"}
+    members = {name for name in services if name.startswith(("broker-", "application-"))}
+    assert hosts == members | {"prometheus"} | profile - {"grafana"}
     (provider,) = yaml.safe_load((MONITORING / "grafana" / "dashboards.yaml").read_text())[
         "providers"
     ]

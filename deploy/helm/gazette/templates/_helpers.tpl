@@ -126,6 +126,14 @@ livenessProbe:
   failureThreshold: 6
 {{- end }}
 
+{{- /* The probe of a console, which listens on loopback. */}}
+{{- define "console.ask" -}}
+command:
+  - python
+  - -c
+  - import urllib.request; urllib.request.urlopen('http://127.0.0.1:8090/debug/ready', timeout=4)
+{{- end }}
+
 {{- define "pull" -}}
 {{- with .Values.imagePullSecrets }}
 imagePullSecrets:
