@@ -40,11 +40,26 @@ OTHERS = {
     "probe_success": set[str](),
     "node_filesystem_avail_bytes": {"mountpoint"},
     "node_filesystem_size_bytes": {"mountpoint"},
+    **{
+        f"spark_streaming_{name}": {"query"}
+        for name in (
+            *("inputRate_total", "processingRate_total", "latency"),
+            *("states_rowsTotal", "states_usedBytes"),
+        )
+    },
+    **{
+        f"metrics_executor_{name}": {"executor_id"}
+        for name in (
+            *("activeTasks", "completedTasks_total", "failedTasks_total", "JVMHeapMemory_bytes"),
+            *("totalGCTime_seconds_total", "totalShuffleRead_bytes_total"),
+            "totalShuffleWrite_bytes_total",
+        )
+    },
     "gazette:broker_limit": set[str](),
     "gazette:recovery_horizon_max_bytes": set[str](),
     "gazette:shard_lag_bytes": {"shard", "journal"},
 }
-"""Metrics of Prometheus, its exporters and our rules, by name, with the labels that we use."""
+"""Metrics of Prometheus, its exporters, Spark and our rules, by name, with the labels that we use."""
 WORDS = set(
     re.findall(
         r"\w+",

@@ -19,7 +19,8 @@ SOURCE: Final = {"type": "prometheus", "uid": "${datasource}"}
 class Panel:
     """A graph. ``queries`` maps the text of a legend to an expression.
 
-    In an expression, ``OF`` stands for the selectors of job and instance. ``unit`` is one of Grafana's.
+    In an expression, ``OF`` stands for the selectors of job and instance, and ``EXECUTORS`` for those of
+    executors of Spark. ``unit`` is one of Grafana's.
     """
 
     title: str
@@ -34,6 +35,27 @@ def _rate(metric: str, by: str = "", more: str = "") -> str:
     return f"sum by ({by}) (rate({metric}{{{selectors}}}[$__rate_interval]))"
 
 
+PROCESSES: Final = (
+    Panel(
+        "Processors in use",
+        "percentunit",
+        {"{{instance}}": "rate(process_cpu_seconds_total{OF}[$__rate_interval])"},
+        "1 is one core: a process has not much more.",
+    ),
+    Panel("Memory", "bytes", {"{{instance}}": "process_resident_memory_bytes{OF}"}),
+    Panel(
+        "Open files",
+        "percentunit",
+        {"{{instance}}": "process_open_fds{OF} / process_max_fds{OF}"},
+    ),
+    Panel(
+        "HTTP connections refused",
+        "ops",
+        {
+            "{{instance}} {{reason}}": "rate(gazette_http_connections_refused_total{OF}[$__rate_interval])"
+        },
+    ),
+)
 BROKERS: Final = {
     "Appends and reads": (
         Panel(
@@ -166,6 +188,7 @@ BROKERS: Final = {
             "short",
             {"{{instance}}": "increase(gazette_fragment_conflicts_total{OF}[1h])"},
         ),
+        *PROCESSES,
     ),
 }
 CONSUMERS: Final = {
@@ -262,38 +285,96 @@ CONSUMERS: Final = {
             },
         ),
     ),
-    "Processes": (),
+    "Processes": PROCESSES,
 }
-PROCESSES: Final = (
-    Panel(
-        "Processors in use",
-        "percentunit",
-        {"{{instance}}": "rate(process_cpu_seconds_total{OF}[$__rate_interval])"},
-        "1 is one core: a process has not much more.",
+
+
+def _of_executors(metric: str) -> str:
+    """Return how much a counter of all executors grows in a second."""
+    return f"sum(rate({metric}{{EXECUTORS}}[$__rate_interval]))"
+
+
+EXECUTORS: Final = 'job="gazette-spark-executors", instance=~"$instance"'
+"""Executors are another job: drivers serve their metrics at another path."""
+SPARK: Final = {
+    "Streams": (
+        Panel(
+            "Rows read", "ops", {"{{instance}} {{query}}": "spark_streaming_inputRate_total{OF}"}
+        ),
+        Panel(
+            "Rows processed",
+            "ops",
+            {"{{instance}} {{query}}": "spark_streaming_processingRate_total{OF}"},
+            "While a batch runs. Below the rows read, the stream falls behind.",
+        ),
+        Panel(
+            "Duration of the last batch",
+            "ms",
+            {"{{instance}} {{query}}": "spark_streaming_latency{OF}"},
+        ),
+        Panel(
+            "Rows of state",
+            "short",
+            {"{{instance}} {{query}}": "spark_streaming_states_rowsTotal{OF}"},
+        ),
+        Panel(
+            "Bytes of state",
+            "bytes",
+            {"{{instance}} {{query}}": "spark_streaming_states_usedBytes{OF}"},
+        ),
+        Panel(
+            "Calls of brokers by all clients",
+            "reqps",
+            {
+                "{{grpc_method}}": "sum by (grpc_method) (rate(grpc_server_handled_total"
+                '{job="gazette-brokers"}[$__rate_interval]))'
+            },
+        ),
     ),
-    Panel("Memory", "bytes", {"{{instance}}": "process_resident_memory_bytes{OF}"}),
-    Panel(
-        "Open files",
-        "percentunit",
-        {"{{instance}}": "process_open_fds{OF} / process_max_fds{OF}"},
+    "Executors": (
+        Panel(
+            "Tasks that run",
+            "short",
+            {"{{instance}} {{executor_id}}": "metrics_executor_activeTasks{EXECUTORS}"},
+        ),
+        Panel(
+            "Tasks",
+            "ops",
+            {
+                "completed": _of_executors("metrics_executor_completedTasks_total"),
+                "failed": _of_executors("metrics_executor_failedTasks_total"),
+            },
+        ),
+        Panel(
+            "Time of garbage collection",
+            "percentunit",
+            {
+                "{{instance}} {{executor_id}}": "rate(metrics_executor_totalGCTime_seconds_total{EXECUTORS}"
+                "[$__rate_interval])"
+            },
+        ),
+        Panel(
+            "Heap",
+            "bytes",
+            {"{{instance}} {{executor_id}}": "metrics_executor_JVMHeapMemory_bytes{EXECUTORS}"},
+        ),
+        Panel(
+            "Shuffled bytes",
+            "Bps",
+            {
+                "read": _of_executors("metrics_executor_totalShuffleRead_bytes_total"),
+                "written": _of_executors("metrics_executor_totalShuffleWrite_bytes_total"),
+            },
+        ),
     ),
-    Panel(
-        "HTTP connections refused",
-        "ops",
-        {
-            "{{instance}} {{reason}}": "rate(gazette_http_connections_refused_total{OF}[$__rate_interval])"
-        },
-    ),
-)
+}
 
 
 def dashboard(title: str, job: str, rows: dict[str, tuple[Panel, ...]]) -> dict[str, Any]:
-    """Return a dashboard as Grafana imports it. The last row also has ``PROCESSES``."""
+    """Return a dashboard as Grafana imports it."""
     panels: list[dict[str, Any]] = [_alerts()]
     top = HEIGHT
-    *_, last = rows
     for name, graphs in rows.items():
-        graphs = (*graphs, *PROCESSES) if name == last else graphs
         place = {"x": 0, "y": top, "w": 24, "h": 1}
         panels.append({"type": "row", "title": name, "gridPos": place, "panels": []})
         top += 1
@@ -338,7 +419,7 @@ def _graph(graph: Panel, place: dict[str, int], selectors: str) -> dict[str, Any
         {
             "refId": chr(ord("A") + index),
             "datasource": SOURCE,
-            "expr": expression.replace("{OF", "{" + selectors),
+            "expr": expression.replace("{OF", "{" + selectors).replace("EXECUTORS", EXECUTORS),
             "legendFormat": legend,
         }
         for index, (legend, expression) in enumerate(graph.queries.items())
@@ -379,6 +460,7 @@ def files() -> dict[str, str]:
     dashboards = {
         "brokers.json": dashboard("Gazette brokers", "gazette-brokers", BROKERS),
         "consumers.json": dashboard("Gazette applications", "gazette-applications", CONSUMERS),
+        "spark.json": dashboard("Gazette on Spark", "gazette-spark", SPARK),
     }
     return {name: json.dumps(content, indent=1) + "\n" for name, content in dashboards.items()}
 

@@ -81,9 +81,15 @@ class Prometheus:
             process.send_signal(signal.SIGTERM)
             process.wait(60)
 
-    def scrape(self, brokers: Sequence[str] = (), applications: Sequence[str] = ()) -> None:
-        """Have these members scraped from now on, and no others. Members are URLs of HTTP ports."""
-        for name, urls in (("brokers.yaml", brokers), ("applications.yaml", applications)):
+    def scrape(
+        self,
+        brokers: Sequence[str] = (),
+        applications: Sequence[str] = (),
+        spark: Sequence[str] = (),
+    ) -> None:
+        """Have these members and drivers scraped from now on, and no others. All are URLs of HTTP ports."""
+        files = {"brokers.yaml": brokers, "applications.yaml": applications, "spark.yaml": spark}
+        for name, urls in files.items():
             targets = [url.removeprefix("http://") for url in urls]
             self._write(name, yaml.safe_dump([{"targets": targets}] if targets else []))
 

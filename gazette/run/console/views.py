@@ -197,13 +197,16 @@ def shard_row(watch: ClusterWatch, shard: ListedShard, described: Described) -> 
     row = watch.sampler.rows.get(("shard", spec.id))
     primary_id = shard.route.primary_id
     primary = {} if primary_id is None else described.get((primary_id, spec.id), {})
+    lag = None if row is None else row.lag
+    counters = _counters(watch.primary_of(shard), spec.id)
     return {
         "id": spec.id,
         "status": status_text(shard),
         "error": "" if row is None else row.error,
         "waits_for": _text(primary.get("waits_for")),
         "play_back": _text(primary.get("play_back")),
-        "lag_bytes": None if row is None else row.lag,
+        "lag_bytes": lag,
+        "lag_messages": _messages_in(lag, counters),
         "horizon_bytes": primary.get("recovery_horizon_bytes"),
         "backlog_bytes": primary.get("append_backlog_bytes"),
         "replicas": _replicas_of(shard, described),
@@ -211,7 +214,7 @@ def shard_row(watch: ClusterWatch, shard: ListedShard, described: Described) -> 
         "read_through": _offsets(primary.get("read_through")),
         "publish_at": _offsets(primary.get("publish_at")),
         "recovery_log": spec.recovery_log,
-        **_counters(watch.primary_of(shard), spec.id),
+        **counters,
     }
 
 
@@ -280,6 +283,13 @@ def _counters(member: SeenMember | None, shard_id: str) -> dict[str, Any]:
         **{name: total(name) for name in names},
         "phases": {dict(labels).get("phase", ""): number for labels, number in phases.items()},
     }
+
+
+def _messages_in(lag: int | None, counters: Mapping[str, Any]) -> int | None:
+    """Return about how many messages a lag has, by the mean size of those that were read."""
+    if not lag or not counters["read_bytes"]:
+        return 0 if lag == 0 else None
+    return max(round(lag * counters["read_messages"] / counters["read_bytes"]), 1)
 
 
 def _text(value: Any) -> str:

@@ -133,6 +133,39 @@ async def test_the_age_of_a_message_without_a_time_is_not_known(
         await member.crash()
 
 
+async def test_messages_behind_are_counted_by_the_mean_size_of_those_read(
+    etcd: Etcd, broker: BrokerFixture, tmp_path: Path, console: Console
+) -> None:
+    gate, other = Gate(), "shard-sizes"  # Counters of SHARD are those of all tests.
+
+    def act(word: str) -> None:
+        if word == "stop":
+            gate()
+
+    await broker.create(source_spec(SOURCE), log_spec(other))
+    member = await ConsumerFixture.start(
+        etcd, broker, Tally(on_word=act), tmp_path, lease_ttl_s=60.0
+    )
+    await member.create(shard_spec(other, SOURCE))
+    await append(broker, *(frame("four", n) for n in range(1, 4)), journal=SOURCE)
+    await member.read_to_heads(other)
+    await append(broker, *(frame("stop", n) for n in range(4, 11)), journal=SOURCE)
+    await asyncio.to_thread(gate.entered.wait)
+    try:
+        async with console(
+            f"--broker.address={broker.endpoint}", f"--consumer.address={member.endpoint}"
+        ) as page:
+
+            def is_behind(seen: dict[str, Any]) -> bool:
+                return any(row["lag_bytes"] and row["read_messages"] for row in seen["rows"])
+
+            document = await until(page, "application", is_behind)
+            assert document["rows"][0]["lag_messages"] == 7
+    finally:
+        gate.open()
+        await member.crash()
+
+
 async def test_a_state_is_queried_now_and_at_past_moments(
     page: Page, broker: BrokerFixture, shop: ConsumerFixture
 ) -> None:

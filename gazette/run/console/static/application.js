@@ -26,7 +26,7 @@ export function application() {
     { head: "State", cell: state_text, cellClass: (row) => (row.status === "PRIMARY" && !row.waits_for ? "good" : "bad") },
     { head: "Messages", cell: (row) => rate(row.rates.read_messages), kind: "number" },
     { head: "Transactions", cell: (row) => rate(row.rates.transactions), kind: "number" },
-    { head: "Behind", cell: (row) => bytes(row.lag_bytes), kind: "number" },
+    { head: "Behind", cell: behind, kind: "number" },
     { head: "Behind by", cell: (row) => (row.lag_bytes === 0 ? seconds(0) : seconds(row.lag_s)), kind: "number" },
     { head: "Most of its time", cell: (row) => phase(row.shares) },
     { head: "Standbys", cell: standbys },
@@ -87,9 +87,14 @@ export function state_text(row) {
   return [row.status, row.waits_for && ` waits for ${row.waits_for}`, row.play_back && row.status !== "PRIMARY" && `: ${row.play_back}`].filter(Boolean).join("");
 }
 
+// Messages are an estimate, by the mean size of those that were read.
+export function behind(row) {
+  return row.lag_messages ? `${bytes(row.lag_bytes)}, about ${counted(row.lag_messages, "message")}` : bytes(row.lag_bytes);
+}
+
 export function phase(phases) {
   const [name, share] = Object.entries(phases).sort((a, b) => b[1] - a[1])[0] ?? [];
-  return name === undefined ? unknown : `${PHASES[name] ?? name} (${Math.round(share * 100)} %)`;
+  return !share ? unknown : `${PHASES[name] ?? name} (${Math.round(share * 100)} %)`;
 }
 
 export function standbys(row) {

@@ -1,6 +1,6 @@
 import { ask, turns } from "./api.js";
 import { bytes, cards, count, h, journalLink, notice, part, put, rate, seconds, table, time, unknown, verdicts } from "./dom.js";
-import { phase, standbys, state_text } from "./application.js";
+import { behind, phase, standbys, state_text } from "./application.js";
 import { withRates } from "./rates.js";
 import { changeButtons } from "./changes.js";
 import { differenceTables, resultTable, untilRecovered } from "./rows.js";
@@ -12,7 +12,7 @@ export function shard(id, at = null) {
   const wrong = part("div", null, (list) => (list.length ? verdicts(list) : null));
   const sums = part("div", null, (row) => cards([
     ["State", state_text(row), row.status === "PRIMARY" ? "good" : "bad"], ["Messages", rate(row.rates.read_messages)],
-    ["Transactions", rate(row.rates.transactions)], ["Behind", bytes(row.lag_bytes)], ["Most of its time", phase(row.shares)],
+    ["Transactions", rate(row.rates.transactions)], ["Behind", behind(row)], ["Most of its time", phase(row.shares)],
     ["A recovery reads", bytes(row.horizon_bytes)], ["Waits to be appended", bytes(row.backlog_bytes)], ["Restarts", count(row.restarts)],
   ]));
   const facts = part("div", null, (row) => [
