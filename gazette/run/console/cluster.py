@@ -7,6 +7,7 @@ a console does not grow with the cluster. It is nothing while no page is open.
 from __future__ import annotations
 
 import asyncio
+import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from http.client import HTTPException
@@ -141,6 +142,20 @@ class ClusterWatch:
         if self.context.is_given("consumer.address"):
             addresses["consumer"] = self.context.loaded.group(ConsumerFlags).address
         return addresses
+
+    def flags_for(self, command: str) -> str:
+        """Return the flags with which a command of `gazctl` asks the servers of this console."""
+        context = self.context
+        flags = {
+            f"{family}.address": address
+            for family, address in self.addresses().items()
+            if context.is_given(f"{family}.address")
+        }
+        if command.startswith("gazctl journals"):
+            flags.pop("consumer.address", None)
+        if context.in_use:
+            flags = {"context": context.in_use}
+        return "".join(f" --{name}={shlex.quote(value)}" for name, value in flags.items())
 
     def problems(self) -> dict[tuple[str, str], str]:
         """Return what brokers and members say of their journals and shards, by family and name."""

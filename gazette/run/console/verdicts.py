@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -63,13 +64,18 @@ def _journal_advice(name: str, problem: str, journal: ListedJournal) -> tuple[st
     stores = journal.spec.fragment.stores
     if "whose they are" in problem:
         advice = "Say whether these fragments are of the journal. See docs/stores.md."
-        return advice, f"gazctl journals decide-fragments -l name={name} --dry-run"
+        return advice, _command("journals", "decide-fragments", "-l", f"name={name}", "--dry-run")
     if "reset-head" in problem:
         advice = "Find out which bytes are lost before you move the head. See docs/operating.md."
-        return advice, f"gazctl journals reset-head -l name={name} --dry-run"
+        return advice, _command("journals", "reset-head", "-l", f"name={name}", "--dry-run")
     if stores:
-        return "Look at its store.", f"gazctl journals store-health {stores[0]}"
-    return "See the log of its brokers.", f"gazctl journals list -l name={name}"
+        return "Look at its store.", _command("journals", "store-health", stores[0])
+    return "See the log of its brokers.", _command("journals", "list", "-l", f"name={name}")
+
+
+def _command(*words: str) -> str:
+    """Return a command line for a shell. Specifications have URLs that a shell would interpret."""
+    return shlex.join(("gazctl", *words))
 
 
 def shard_verdicts(
@@ -103,20 +109,25 @@ def _shard_verdict(
     if ReplicaCode.FAILED in codes:
         reason = f"it has failed: {errors[0] if errors else 'without an error'}"
         advice = "Remove the cause, then let it start again."
-        return CRITICAL, reason, advice, f"gazctl shards unassign --failed -l id={shard_id}"
+        return (
+            CRITICAL,
+            reason,
+            advice,
+            _command("shards", "unassign", "--failed", "-l", f"id={shard_id}"),
+        )
     if not codes:
         reason = "no member has it: its messages wait"
         return CRITICAL, reason, "Start a member, or raise --consumer.limit.", _MEMBERS
     if shard.route.primary is None:
         return CRITICAL, "it has no primary: its messages wait", _LEASE, _MEMBERS
     if problem:
-        command = f"gazctl shards list -l id={shard_id} --lag"
+        command = _command("shards", "list", "-l", f"id={shard_id}", "--lag")
         return WARNING, f"it {problem}", "See docs/operating.md, shards that wait.", command
     if codes[shard.route.primary] is not ReplicaCode.PRIMARY:
         play_back = description.get("play_back")
         progress = f": {play_back}" if isinstance(play_back, str) else ""
         advice = "It serves once it has read its recovery log. A hot standby makes this shorter."
-        command = f"gazctl shards hints -l id={shard_id}"
+        command = _command("shards", "hints", "-l", f"id={shard_id}")
         return NOTE, f"it is being recovered{progress}", advice, command
     if len(codes) < 1 + standbys:
         reason = f"it has {len(codes) - 1} of {standbys} hot standbys"

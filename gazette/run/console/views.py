@@ -46,11 +46,15 @@ def grouped_verdicts(
     watch: ClusterWatch, families: Container[str] = FAMILIES, names: Container[str] | None = None
 ) -> list[dict[str, Any]]:
     """Return what is wrong, or what is wrong with some families or some things."""
-    return grouped(
+    groups = grouped(
         verdict
         for verdict in all_verdicts(watch)
         if verdict.family in families and (names is None or verdict.name in names)
     )
+    for group in groups:
+        if command := group["command"]:
+            group["command"] = command + watch.flags_for(command)
+    return groups
 
 
 def verdicts_about(

@@ -51,7 +51,7 @@ async def test_the_overview_names_members_and_what_is_wrong(
     thin = document["verdicts"][0]
     assert (thin["names"], thin["count"], thin["severity"]) == (["b/thin", "c/thin"], 2, "warning")
     assert "1 of 3 replicas" in thin["reason"]
-    assert thin["command"] == "gazctl members"
+    assert thin["command"] == f"gazctl members --broker.address={broker.endpoint}"
     assert "no consumer address" in document["verdicts"][-1]["reason"]
     document = await until(page, "cluster", lambda seen: seen["members"][0]["state"] == "ready")
     member = document["members"][0]

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
 
 import pytest
 
+from gazette.client.journals import ListedJournal
 from gazette.labels import CONTENT_CSV, CONTENT_JSON_LINES, CONTENT_PROTO_FIXED
 from gazette.message.uuid import CONTINUE_TXN, build_uuid, uuid_text
+from gazette.protocol.route import EMPTY_ROUTE
 from gazette.recoverylog.log.ops import Create, RecordedOp, Write, encode_op
 from gazette.run.console.frames import SHOWN_BYTES, FrameCutter, message_of
 from gazette.run.console.log_moments import commits_in
 from gazette.run.console.metric_lines import by_shard, samples_in
-from gazette.run.console.verdicts import CRITICAL, WARNING, Verdict, grouped
+from gazette.run.console.verdicts import CRITICAL, WARNING, Verdict, grouped, journal_verdicts
+from gazette.testing.broker import journal_spec
 from tests.consumer.apps import CLOCK, PRODUCER
 
 UUID = build_uuid(PRODUCER, CLOCK, CONTINUE_TXN)
@@ -132,3 +136,11 @@ def test_verdicts_of_one_reason_are_one_entry_and_the_most_urgent_is_first() -> 
         ("critical", 1, 1),
         ("warning", 30, 20),
     ]
+
+
+def test_urls_of_specifications_are_quoted_in_commands() -> None:
+    url = "s3://bucket/?endpoint=http://minio&profile=$(id)"
+    spec = journal_spec("a/journal", stores=(url,))
+    journal = ListedJournal(spec, 1, 1, EMPTY_ROUTE)
+    problem, _ = journal_verdicts([journal], {("journal", "a/journal"): "it fails"})
+    assert shlex.split(problem.command) == ["gazctl", "journals", "store-health", url]

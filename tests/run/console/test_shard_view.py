@@ -296,6 +296,9 @@ async def test_a_shard_that_failed_is_named_with_its_error(
             page, "cluster", lambda seen: any(HOSTILE in one["reason"] for one in seen["verdicts"])
         )
         failed = document["verdicts"][0]
-        assert failed["command"] == f"gazctl shards unassign --failed -l id={SHARD}"
+        assert failed["command"] == (
+            f"gazctl shards unassign --failed -l id={SHARD}"
+            f" --broker.address={broker.endpoint} --consumer.address={member.endpoint}"
+        )
         assert (await page("shard", id=SHARD))["verdicts"][0]["severity"] == "critical"
     await member.crash()
