@@ -291,9 +291,10 @@ def _counters(member: SeenMember | None, shard_id: str) -> dict[str, Any]:
 
 def _messages_in(lag: int | None, counters: Mapping[str, Any]) -> int | None:
     """Return about how many messages a lag has, by the mean size of those that were read."""
-    if not lag or not counters["read_bytes"]:
+    if not lag or not counters["read_bytes"] or not counters["read_messages"]:
         return 0 if lag == 0 else None
-    return max(round(lag * counters["read_messages"] / counters["read_bytes"]), 1)
+    mean_bytes: float = counters["read_bytes"] / counters["read_messages"]
+    return max(round(lag / mean_bytes), 1)
 
 
 def _text(value: Any) -> str:
