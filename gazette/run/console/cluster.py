@@ -214,7 +214,7 @@ class ClusterWatch:
             member.not_ready = "" if ready.strip() == "ready" else printable(ready.strip()[:500])
             samples = samples_in(metrics)
             member.scrape = Scrape(begun, samples, by_shard(samples))
-            member.shards = _shards_in(shards)
+            member.shards = shards_in(shards)
         member.next_at = begun + max(_MEMBER_EVERY_S, size * _BYTE_S)
 
     def _pages(self, family: str, endpoint: str) -> tuple[str, str, str]:
@@ -245,15 +245,15 @@ class ClusterWatch:
         return self.members.get(("consumer", route.endpoints[route.primary]))
 
 
-def _shards_in(text: str) -> list[dict[str, Any]]:
+def shards_in(text: str) -> list[dict[str, Any]]:
     """Return the shards of a page ``/debug/shards``. Leave out what has another form."""
     try:
         document = msgspec.json.decode(text) if text else {}
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return []
     shards = document.get("shards") if isinstance(document, dict) else None
     return [
         shard
-        for shard in shards or []
+        for shard in (shards if isinstance(shards, list) else ())
         if isinstance(shard, dict) and isinstance(shard.get("id"), str)
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from math import isfinite
 from typing import Final, TypeAlias
 
 Labels: TypeAlias = tuple[tuple[str, str], ...]
@@ -20,7 +21,7 @@ _SHOWN: Final = re.compile(
 
 
 def samples_in(text: str) -> Samples:
-    """Return the samples that are shown. Ignore lines of another form."""
+    """Return the samples that are shown. Ignore lines of another form, and numbers that JSON lacks."""
     samples: dict[str, dict[Labels, float]] = {}
     for line in text.splitlines():
         if not _SHOWN.match(line):
@@ -30,7 +31,7 @@ def samples_in(text: str) -> Samples:
             number = float(match[3]) if match is not None else None
         except ValueError:
             continue
-        if match is not None and number is not None:
+        if match is not None and number is not None and isfinite(number):
             labels = tuple(sorted(_LABEL.findall(match[2] or "")))
             samples.setdefault(match[1], {})[labels] = number
     return samples

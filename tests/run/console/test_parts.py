@@ -12,6 +12,7 @@ from gazette.labels import CONTENT_CSV, CONTENT_JSON_LINES, CONTENT_PROTO_FIXED
 from gazette.message.uuid import CONTINUE_TXN, build_uuid, uuid_text
 from gazette.protocol.route import EMPTY_ROUTE
 from gazette.recoverylog.log.ops import Create, RecordedOp, Write, encode_op
+from gazette.run.console.cluster import shards_in
 from gazette.run.console.frames import SHOWN_BYTES, FrameCutter, message_of
 from gazette.run.console.log_moments import commits_in
 from gazette.run.console.metric_lines import by_shard, samples_in
@@ -144,3 +145,20 @@ def test_urls_of_specifications_are_quoted_in_commands() -> None:
     journal = ListedJournal(spec, 1, 1, EMPTY_ROUTE)
     problem, _ = journal_verdicts([journal], {("journal", "a/journal"): "it fails"})
     assert shlex.split(problem.command) == ["gazctl", "journals", "store-health", url]
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        *("", "404 page not found", "7", "[]", '{"shards": 5}', '{"shards": {"id": "a"}}'),
+        *('{"shards": [1, {}, {"id": 7}]}', "[" * 100_000, '{"shards": [{"id": 1e999}]}'),
+    ],
+)
+def test_pages_of_another_version_have_no_shards(page: str) -> None:
+    assert shards_in(page) == []
+
+
+def test_samples_are_numbers_of_json() -> None:
+    names = ("process_cpu_seconds_total", "process_resident_memory_bytes")
+    for number in ("NaN", "+Inf", "-Inf", "many"):
+        assert samples_in("".join(f"{name} {number}\n" for name in names)) == {}
