@@ -35,7 +35,7 @@ PRIVATE_USES: Final = 201
 """Uses of private names in tests: see `tools.house.privates`. Tests go through what users have."""
 PATCHES: Final = 84
 """Calls of ``monkeypatch`` in tests that replace a part of what is tested, or of what it uses."""
-WHEEL_LINES: Final = 103_069
+WHEEL_LINES: Final = 103_337
 """Most lines of the distribution ``pygazette``, without those of ``pygazette-client``."""
 VAGUE: Final = frozenset({"found", "held", "kind", "made", "one", "ones"})
 """Names that do not say what a variable or parameter holds."""
@@ -44,26 +44,26 @@ VAGUE_NAMES: Final = 180
 ROOMS: Final[dict[str, int]] = {
     "(root)": 967,
     "backfill/": 42,
-    "blobs/": 3177,
+    "blobs/": 3180,
     "broker/": 11380,
     "client/": 6591,
-    "cluster/": 6199,
+    "cluster/": 6201,
     "config/": 766,
-    "consumer/": 13043,
-    "fragment/": 3640,
-    "gazctl/": 10164,
-    "history/": 17842,
+    "consumer/": 13056,
+    "fragment/": 3642,
+    "gazctl/": 10166,
+    "history/": 17870,
     "http2/": 3166,
-    "message/": 9098,
+    "message/": 9121,
     "net/": 4254,
     "protocol/": 6665,
-    "recoverylog/": 5486,
-    "run/": 7175,
+    "recoverylog/": 5519,
+    "run/": 7231,
     "runconsumer/": 614,
-    "runtime/": 2878,
+    "runtime/": 2894,
     "spark/": 49,
     "stores/": 7962,
-    "testing/": 10660,
+    "testing/": 10789,
     "windows/": 1291,
 }
 """Most lines of each room: code, docstrings, comments and blank lines, without generated code."""
