@@ -249,7 +249,7 @@ class _Executor(concurrent.futures.ThreadPoolExecutor):
     """
 
     def _adjust_thread_count(self) -> None:
-        """Called by ``submit``, which has queued its call, under the lock of the executor."""
+        """Start a thread if one is needed. ``submit`` calls this under its lock, with its call queued."""
         try:
             super()._adjust_thread_count()
         except RuntimeError:

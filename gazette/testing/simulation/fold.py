@@ -73,6 +73,15 @@ class FoldResult:
 class _StepClock(ManualClock):
     """A clock that shows the time of a step."""
 
+    wall = 0.0
+    """The wall clock of the step."""
+    looks: list[tuple[int, float]]
+    """What is left of the looks of the step."""
+
+    def __init__(self) -> None:
+        super().__init__(0.0)
+        self.looks = []
+
     def show(self, step: Consumed) -> None:
         self._now, self._monotonic = step.now, step.watched_s
 
@@ -102,25 +111,22 @@ class Fold:
         self._directory = directory
         self._recorded = recorded
         self._rng = random.Random(seed)
-        self._clock = _StepClock(0.0)
-        self._wall = 0.0
+        self._clock = _StepClock()
         self._promoted_s = 0.0
-        self._looks: list[tuple[int, float]] = []
-        """What is left of the looks of the step."""
         self._appends = MemoryAppends(MemoryJournals())
         self._source_forms: dict[str, tuple[Any, Any]] = {}
         """By source, its framing and the reader of its times."""
 
     def now(self) -> float:
         """Return the wall clock of the step that runs."""
-        return self._wall
+        return self._clock.wall
 
     def run(self, ignore: Iterable[str] = ()) -> FoldResult:
         """Fold, and return the state and the outputs. An error of the application reaches the caller."""
         groups = [list(group) for group in self._groups()]
         if groups and groups[0]:
             first = groups[0][0]
-            self._wall, self._promoted_s = first.wall, first.promoted_s
+            self._clock.wall, self._promoted_s = first.wall, first.promoted_s
             self._clock.show(replace(first, watched_s=first.promoted_s))
         self._open()
         try:
@@ -242,7 +248,7 @@ class Fold:
 
     def _set_clock(self, step: Consumed) -> None:
         """Set the time of a step. That of another member may be earlier."""
-        self._wall = step.wall
+        self._clock.wall = step.wall
         self._clock.show(step)
         timers = self._timers
         if timers is not None and step.promoted_s != self._promoted_s:
@@ -252,17 +258,17 @@ class Fold:
 
     def _look(self, call: Callable[[ShardTimers], Any], timers: ShardTimers) -> Any:
         """Return the time that the callback saw in the run."""
-        begin = begin_of_call(self._callbacks) if self._looks else -1
-        for index, (of_call, now) in enumerate(self._looks):
+        begin = begin_of_call(self._callbacks) if self._clock.looks else -1
+        for index, (of_call, now) in enumerate(self._clock.looks):
             if of_call == begin:
-                del self._looks[index]
+                del self._clock.looks[index]
                 self._clock.show_now(now)
                 break
         return call(timers)
 
     def _perform(self, step: Consumed) -> int:
         """Deliver messages, or fire a timer. Return the number of messages that were consumed."""
-        self._looks = list(step.looks)
+        self._clock.looks = list(step.looks)
         timers = self._timers
         if timers is not None:
             timers.is_due(ready=True)  # It notes which sources are idle by now.
