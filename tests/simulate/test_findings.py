@@ -138,6 +138,16 @@ def test_a_callback_that_sleeps_may_set_timers_by_the_time_afterwards(tmp_path: 
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_timers_that_a_transaction_sets_at_its_end_may_be_those_of_the_run(tmp_path: Path) -> None:
+    finalize = f"def finalize_transaction(self, shard, store, publisher):\n    {TICK}"
+    module = totals("pass", finalize, TICKS.split("    {fired}")[0] + "    pass")
+    done = run(tmp_path, module, "--seeds", "2", "--transactions", "recorded")
+    assert done.returncode == 0, done.stdout + done.stderr
+    free = run(tmp_path, module, *UNTIL_FOUND)
+    assert free.returncode == 1, free.stdout + free.stderr
+    assert f"hint: {HINTS['batches']}" in free.stdout
+
+
 def test_a_fold_has_sources_become_idle_when_they_did_in_the_run(tmp_path: Path) -> None:
     module = f"""\
 {IMPORTS}
@@ -401,6 +411,25 @@ def test_a_store_in_a_database_is_refused(tmp_path: Path) -> None:
     assert done.returncode == 2, done.stdout + done.stderr
     assert "an application with a SQLStore is not simulated" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_policy_that_raises_is_refused(tmp_path: Path) -> None:
+    module = totals("pass", "def poison_policy(self, shard):\n    raise ValueError('wrong')")
+    done = run(tmp_path, module, "--seeds", "1")
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "poison_policy cannot be called: ValueError: wrong" in done.stderr
+
+
+def test_a_policy_may_need_what_initialize_has_set(tmp_path: Path) -> None:
+    declared = """\
+async def initialize(self, service):
+    self.policy = None
+
+def poison_policy(self, shard):
+    return self.policy
+"""
+    done = run(tmp_path, totals("pass", declared), "--seeds", "1")
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_a_load_without_messages_is_refused(tmp_path: Path) -> None:

@@ -15,7 +15,14 @@ from gazette.message.framing.framing import framing_of
 from gazette.protocol.journal import JournalSpec
 from gazette.testing.simulation.app_run import AppRun, Ended, Finding
 from gazette.testing.simulation.elsewhere import Elsewhere, is_elsewhere
-from gazette.testing.simulation.fold import Fold, FoldResult, Input, add_outputs, committed_spans
+from gazette.testing.simulation.fold import (
+    Fold,
+    FoldResult,
+    Input,
+    LostTimer,
+    add_outputs,
+    committed_spans,
+)
 from gazette.testing.simulation.setup import Setup
 from gazette.testing.simulation.shard_history import RecordedTransaction
 from gazette.testing.simulation.states import Deviation, deviation_of
@@ -197,6 +204,8 @@ class Judge:
             try:
                 with user.attached():
                     results[shard_id] = fold.run(self._setup.ignore)
+            except LostTimer as error:
+                return f"without any fault, {shard_id} has no {error}, which fired in this run"
             except Exception as error:  # noqa: BLE001 - of the application
                 return f"without any fault, {shard_id} fails: {type(error).__name__}: {error}"
             finally:

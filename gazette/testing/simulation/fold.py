@@ -149,7 +149,8 @@ class Fold:
             yield from (list(steps) for steps in self._input.transactions)
             return
         group: list[Consumed] = []
-        for step in (step for steps in self._input.transactions for step in steps):
+        steps = (step for steps in self._input.transactions for step in steps)
+        for step in (step for step in steps if not step.is_end):
             for span in step.spans or (None,):
                 group.append(step if span is None else replace(step, spans=(span,)))
                 if self._rng.random() < _CUT_CHANCE:
@@ -160,12 +161,7 @@ class Fold:
 
     def _open(self) -> None:
         application, spec = self._application, self._input.shard
-        if type(application).initialize is not Application.initialize:
-            config = Schema("simulation", application.config_groups).load([], {}).groups
-            service: Any = DrivenService(
-                application, self._clock, self._input.journals, self._appends, config
-            )
-            asyncio.run(initialized(application, service))
+        initialize(application, self._clock, self._input.journals, self._appends)
         shard = DrivenShard(application, spec)
         recorder = None
         if spec.recovery_log:
@@ -274,6 +270,7 @@ class Fold:
             timers.is_due(ready=True)  # It notes which sources are idle by now.
         if step.timer is not None:
             self._fire(step)
+        if not step.spans:
             return 0
         batch: list[Envelope[Any]] = []
         for begin, end in step.spans:
@@ -305,8 +302,21 @@ class Fold:
             if row.key != timer.key:
                 table.put(timer.domain, row)
         if timer.payload not in [row.payload for row in rows if row.key == timer.key]:
-            raise LostTimer(f"{timer.key} of {timer.at.isoformat()} is not in the state")
+            raise LostTimer(f"timer {timer.key!r} of {timer.at.isoformat()}")
         self._dispatcher.fire(timer)
+
+
+def initialize(
+    application: Application[Any],
+    clock: ManualClock,
+    journals: Sequence[JournalSpec],
+    appends: MemoryAppends,
+) -> None:
+    """Initialize an application with journals in memory. Its errors reach the caller."""
+    if type(application).initialize is not Application.initialize:
+        config = Schema("simulation", application.config_groups).load([], {}).groups
+        service: Any = DrivenService(application, clock, journals, appends, config)
+        asyncio.run(initialized(application, service))
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,9 @@ from gazette.protocol.shard_list import ShardList
 from gazette.protocol.text import duration
 from gazette.runtime.user_code import place_of_error
 from gazette.testing.app_driver import DrivenShard
+from gazette.testing.clock import ManualClock
+from gazette.testing.memory_journals import MemoryAppends, MemoryJournals
+from gazette.testing.simulation.fold import initialize
 from gazette.testing.simulation.load import MessageLoad
 
 SHARDS_MAX: Final = 2
@@ -76,6 +79,8 @@ class Setup:
     timeout_s: float = 120.0
     """Seconds after which a seed that still runs has failed. They are those of the machine's clock."""
     _application: Application[Any] = field(init=False)
+    _skips_poison: bool | None = None
+    """None until it is known."""
 
     def __post_init__(self) -> None:
         """Raise ``Invalid`` or ``NotAllowed`` for an application that cannot be simulated."""
@@ -157,12 +162,25 @@ class Setup:
 
     @property
     def skips_poison(self) -> bool:
-        """True if a policy of the application skips bytes that are no messages."""
-        application = self.new_application()
-        return any(
-            application.poison_policy(DrivenShard(application, spec)) is not None
-            for spec in self.shards
-        )
+        """True if a policy of the application skips bytes that are no messages.
+
+        Raise ``Invalid`` if the application raises.
+        """
+        if self._skips_poison is None:
+            application = self.new_application()
+            appends = MemoryAppends(MemoryJournals())
+            try:
+                if type(application).poison_policy is not Application.poison_policy:
+                    initialize(application, ManualClock(), self.journals, appends)
+                shards = [DrivenShard(application, spec) for spec in self.shards]
+                policies = map(application.poison_policy, shards)
+                self._skips_poison = any(policy is not None for policy in policies)
+            except GazetteError:
+                raise
+            except Exception as error:
+                what = f"poison_policy cannot be called: {type(error).__name__}: {error}"
+                raise Invalid(what, path=place_of_error(error) or "poison_policy") from error
+        return self._skips_poison
 
     def draw(self, rng: random.Random, times: Sequence[float], epoch: float) -> list[DrawnMessage]:
         """Return a message for each of the times, or fewer if the user's load ends before.

@@ -30,7 +30,7 @@ _CHAINS_MAX: Final = 6
 
 @dataclass(frozen=True, slots=True)
 class Consumed:
-    """Messages of one source that were consumed, or a timer that fired."""
+    """Messages of one source that were consumed, or a timer that fired; else the end of the transaction."""
 
     now: float
     """The time that `shard.now` shows. Without timers, the wall clock."""
@@ -46,6 +46,11 @@ class Consumed:
     timer: Timer | None = None
     looks: tuple[tuple[int, float], ...] = ()
     """Each time that `shard.now` showed, and the begin of the message. Empty if all are ``now``."""
+
+    @property
+    def is_end(self) -> bool:
+        """True for the end of a transaction."""
+        return not self.spans and self.timer is None
 
 
 @dataclass(slots=True)
@@ -224,6 +229,7 @@ class ShardHistory:
 
         def start_commit(call: Any, self: Any, checkpoint: Any, waits: Any) -> Any:
             transaction = history._of(self).running
+            transaction.steps.append(history._step(self))
             transaction.checkpoint = checkpoint
             transaction.commit = call(self, checkpoint, waits)
             return transaction.commit
