@@ -88,6 +88,13 @@ class NoFrame(FoldedBackfill):
         return None
 
 
+class OtherShards(FoldedBackfill):
+    """Loses the shards of rows, as an outer join may."""
+
+    def fold(self, frame: Any) -> Any:
+        return super().fold(frame).selectExpr("nullif(shard, 1) AS shard", "word", "count")
+
+
 class NoTable(CombinedBackfill):
     def combine(self, rows: Any) -> Any:
         return rows.to_pandas()

@@ -39,6 +39,7 @@ from tests.spark.backfills import (
     NoFrame,
     NoRows,
     NoTable,
+    OtherShards,
     build_stored,
 )
 from tests.spark.test_state import LINES, SHARD, options, stored_in_s3
@@ -433,6 +434,8 @@ def test_what_fold_and_combine_may_not_return(spark: Any, words: list[str], tmp_
     with raises(Broken, says="combine() must return a table") as raised:
         build_stored(tmp_path, words, NoTable(), runner)
     assert "Return a pyarrow.Table with word: string, count: int64" in str(raised.value.hint)
+    with raises(Broken, says="fold() has returned rows of other shards than there are"):
+        build_stored(tmp_path, words, OtherShards(), runner)
     with raises(Invalid, says="fold() of NoFrame must return a DataFrame with the column shard"):
         build_stored(tmp_path, words, NoFrame(), runner)
     runner.stop()

@@ -16,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute
 
 from gazette.errors import Conflict, Invalid, not_installed
 from gazette.history.backfill.build import (
@@ -246,7 +247,19 @@ def _load_each(
 
     context: Any = TaskContext.get()
     number = context.partitionId()
-    yield result_batch(number, _load(tasks[number], batches))
+    yield result_batch(number, _load(tasks[number], _of_shard(number, batches)))
+
+
+def _of_shard(number: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield the same batches. Raise ``Invalid`` for a row that names no shard: Spark gives it to any task."""
+    for batch in batches:
+        others = {*pa.compute.unique(batch.column(SHARD)).to_pylist()} - {number}
+        if others:
+            raise Invalid(
+                f"fold() has returned rows of other shards than there are: {others.pop()}",
+                hint=f"Keep the column {SHARD} as it was, and group by it: an outer join may lose it.",
+            )
+        yield batch
 
 
 def _load(task: ShardTask, batches: Iterable[pa.RecordBatch]) -> Attempt:
