@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar, get_args
@@ -103,7 +104,7 @@ class TableRead(TableColumns):
             acks=options.get("acks", False),
             clock_begin=clock_at(begin_ns) if begin_ns else 0,
             clock_end=None if end_ns is None else clock_at(end_ns),
-            part_bytes=int(_positive("part_bytes", options, PART_BYTES)),
+            part_bytes=int(min(_positive("part_bytes", options, PART_BYTES), sys.maxsize)),
         )
 
     def batches(self) -> pa.RecordBatchReader:

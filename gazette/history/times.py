@@ -10,7 +10,7 @@ from gazette.errors import Invalid
 from gazette.runtime.numbers import parse_number
 
 _MILLISECONDS: Final = 1e11
-"""Least number that is taken for milliseconds, as in Kafka's source. As seconds, it is in the year 5138."""
+"""Least amount that is taken for milliseconds, as in Kafka's source. As seconds, it is in the year 5138."""
 _UNIX_EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 
@@ -24,7 +24,7 @@ def unix_ns(time: str | float | datetime.datetime) -> int:
     if isinstance(time, str):
         try:
             # Do not use floats: for times of today, a float is exact only to a quarter of a microsecond.
-            if parse_number(time) >= _MILLISECONDS:
+            if abs(parse_number(time)) >= _MILLISECONDS:
                 raise Invalid("must be Unix seconds: these seem to be milliseconds")
             return int(decimal.Decimal(time) * 10**9)
         except (ArithmeticError, ValueError):

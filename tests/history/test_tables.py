@@ -7,6 +7,7 @@ import datetime
 import decimal
 import gc
 import itertools
+import math
 import random
 import signal
 import socket
@@ -173,6 +174,7 @@ def test_offsets_and_times_bound_a_table(tmp_path: Path) -> None:
     assert read(begin_time=1_700_000_001, end_time="2023-11-14T22:13:23Z") == [1, 2]
     zoned = datetime.datetime(2023, 11, 14, 22, 13, 22, tzinfo=datetime.UTC)
     assert read(begin_time=zoned) == [2, 3]
+    assert read(begin_time="0001-01-01", end_time="9999-12-31", part_bytes=math.inf) == [0, 1, 2, 3]
     # Nothing is within the bounds: the columns are those of what is outside of them.
     later = gazette.read_table(JOURNAL, store=store_of(tmp_path), begin_time=4_102_444_800)
     assert (later.num_rows, later.schema.field("n").type) == (0, pa.int64())
@@ -244,6 +246,7 @@ def test_a_message_that_does_not_fit(tmp_path: Path) -> None:
         ({"end": 10**9}, "end", "beyond its known bytes"),
         ({"begin_time": "noon"}, "begin_time", "'noon'"),
         ({"begin_time": 2, "end_time": 1}, "end_time", "before"),
+        ({"begin_time": -1e300}, "begin_time", "milliseconds"),
         ({"isolation": "serializable"}, "isolation", "read_committed"),
         ({"lost": "keep"}, "lost", "settled, fail, skip"),
         ({"misfits": "drop"}, "misfits", "fail, skip, null"),

@@ -127,6 +127,7 @@ def test_what_options_mean() -> None:
         ({**STORE, "acks": "maybe"}, "acks true false"),
         ({**STORE, "direct": "false"}, "direct false"),
         ({**STORE, "startingTimestamp": "1700000000000"}, "startingTimestamp milliseconds"),
+        ({**STORE, "startingTimestamp": "-1e999"}, "startingTimestamp milliseconds"),
         ({**STORE, "startingOffsets": "latest"}, "startingOffsets latest streams"),
         ({**STORE, "failOnDataLoss": "maybe"}, "failOnDataLoss true false"),
         ({**STORE, "maxBytesPerTrigger": "1"}, "maxbytespertrigger"),
@@ -170,6 +171,8 @@ def test_streams() -> None:
     assert (options.max_bytes, options.refresh_s, options.latest) == (1000, 0.5, False)
     with raises(Invalid, path="option endingTimestamp"):
         StreamOptions.parse({**STORE, "endingTimestamp": "1"})
+    with raises(Invalid, path="option producerHorizon", says="too large"):
+        StreamOptions.parse({**STORE, "producerHorizon": "1e999"})
     both = {"maxBytesPerTrigger": "1", "maxRowsPerTrigger": "1"}
     with raises(Invalid, path="option maxRowsPerTrigger", says="maxBytesPerTrigger"):
         StreamOptions.parse({**STORE, **both})

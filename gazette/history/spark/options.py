@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NoReturn, TypeVar, get_args
@@ -97,6 +98,8 @@ class Options:
             self.fail(name, "must be a number")
         if not value >= least:  # Also for NaN.
             self.fail(name, f"must be at least {least}")
+        if value == math.inf:  # As for 1e999.
+            self.fail(name, "is too large")
         return value
 
     def choice(self, name: str, kind: Any, default: str) -> Any:
