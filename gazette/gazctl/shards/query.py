@@ -117,7 +117,10 @@ def require_sql(state: ShardState, shard_id: ShardId) -> None:
     if state.kind is StateKind.SQLITE:
         return
     if state.kind is StateKind.FILES and not any(state.directory.iterdir()):
-        raise NotFound(f"{shard_id} has no state: no transaction was committed up to there")
+        raise NotFound(
+            f"{shard_id} has no state: no transaction was committed up to there",
+            hint="Ask again after its first transaction, or for a later moment.",
+        )
     name = {StateKind.ROCKSDB: "a RocksDB store", StateKind.JSON: "a JSON file"}
     raise Invalid(
         f"{shard_id} has no SQLite database: its state is {name.get(state.kind, 'other files')}",

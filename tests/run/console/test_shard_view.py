@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from gazette.client.append.appender import AppendParams
+from gazette.client.shards import ShardChange
 from gazette.cluster.etcd.client import Etcd
 from gazette.labels import CONTENT_JSON_LINES, CONTENT_TYPE, MESSAGE_TYPE
 from gazette.protocol.label_set import LabelSet
@@ -302,3 +303,43 @@ async def test_a_shard_that_failed_is_named_with_its_error(
         )
         assert (await page("shard", id=SHARD))["verdicts"][0]["severity"] == "critical"
     await member.crash()
+
+
+async def test_a_shard_in_recovery_is_named_and_has_no_state_yet(
+    etcd: Etcd, broker: BrokerFixture, tmp_path: Path, console: Console
+) -> None:
+    gate = Gate()
+
+    class Slow(Tally):
+        def new_store(self, shard: Any, recorder: Any) -> Any:
+            gate()
+            return super().new_store(shard, recorder)
+
+    await broker.create(source_spec(SOURCE), log_spec(SHARD))
+    member = await ConsumerFixture.start(etcd, broker, Slow(), tmp_path, lease_ttl_s=60.0)
+    try:
+        await member.shards.apply_shards([ShardChange(upsert=shard_spec(SHARD, SOURCE))])
+        await asyncio.to_thread(gate.entered.wait)
+        async with console(
+            f"--broker.address={broker.endpoint}", f"--consumer.address={member.endpoint}"
+        ) as page:
+            document = await until(
+                page,
+                "cluster",
+                lambda seen: any("being recovered" in one["reason"] for one in seen["verdicts"]),
+            )
+            (recovers,) = (
+                one for one in document["verdicts"] if "being recovered" in one["reason"]
+            )
+            assert (recovers["severity"], recovers["names"]) == ("note", [SHARD])
+            shard = await page("shard", id=SHARD)
+            assert shard["verdicts"][0]["reason"] == recovers["reason"]
+            assert shard["status"] != "PRIMARY"
+            moments = await page("moments", id=SHARD)
+            assert moments["commits"] == []
+            says = await page.error("state", id=SHARD, at=moments["head"])
+            assert "no transaction was committed up to there" in says
+            assert "first transaction" in says
+    finally:
+        gate.open()
+        await member.crash()
