@@ -120,8 +120,8 @@ async def test_values_of_all_types_and_hostile_texts_are_shown_safely(
     assert text == 'c\n"a\rb"\n""\n"\r\n"\n'
 
     # Case: full-text search reads, though its tables prepare writes.
-    found = await query(gazctl, "SELECT body FROM texts WHERE texts MATCH 'two'")
-    assert found.rows == [["two"]]
+    matches = await query(gazctl, "SELECT body FROM texts WHERE texts MATCH 'two'")
+    assert matches.rows == [["two"]]
     # Case: no row. The columns are there.
     assert (await query(gazctl, "SELECT word FROM counts WHERE 0")).out == "word\n"
 

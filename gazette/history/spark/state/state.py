@@ -296,14 +296,14 @@ def _batch(schema: pa.Schema, names: list[str], shard: str, rows: list[tuple[Any
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+def _array(values: Sequence[Any], data_type: pa.DataType) -> pa.Array:
     """Return a column. Raise an error of Arrow for a value that does not have its type."""
-    if pa.types.is_integer(kind) or pa.types.is_temporal(kind):
+    if pa.types.is_integer(data_type) or pa.types.is_temporal(data_type):
         # Arrow would cut off the fraction of a number.
         fraction = next((value for value in values if isinstance(value, float)), None)
         if fraction is not None:
             raise pa.ArrowInvalid(f"{fraction} is not an integer")
-    return pa.array(values, kind)
+    return pa.array(values, data_type)
 
 
 def state_schema(given: Mapping[str, str]) -> str:
