@@ -73,17 +73,17 @@ class FoldResult:
 class _StepClock(ManualClock):
     """A clock that shows the time of a step."""
 
-    wall = 0.0
-    """The wall clock of the step."""
-    looks: list[tuple[int, float]]
-    """What is left of the looks of the step."""
-
     def __init__(self) -> None:
         super().__init__(0.0)
-        self.looks = []
+        self.wall = 0.0
+        """The wall clock, as the user's code sees it."""
+        self.promoted_s = 0.0
+        self.looks: list[tuple[int, float]] = []
+        """What is left of the looks of the step."""
 
     def show(self, step: Consumed) -> None:
-        self._now, self._monotonic = step.now, step.watched_s
+        """Show the time of a step."""
+        self._now, self._monotonic, self.wall = step.now, step.watched_s, step.wall
 
     def show_now(self, now: float) -> None:
         """Show a time that a callback saw later in the step."""
@@ -112,7 +112,6 @@ class Fold:
         self._recorded = recorded
         self._rng = random.Random(seed)
         self._clock = _StepClock()
-        self._promoted_s = 0.0
         self._appends = MemoryAppends(MemoryJournals())
         self._source_forms: dict[str, tuple[Any, Any]] = {}
         """By source, its framing and the reader of its times."""
@@ -126,7 +125,7 @@ class Fold:
         groups = [list(group) for group in self._groups()]
         if groups and groups[0]:
             first = groups[0][0]
-            self._clock.wall, self._promoted_s = first.wall, first.promoted_s
+            self._clock.promoted_s = first.promoted_s
             self._clock.show(replace(first, watched_s=first.promoted_s))
         self._open()
         try:
@@ -244,11 +243,10 @@ class Fold:
 
     def _set_clock(self, step: Consumed) -> None:
         """Set the time of a step. That of another member may be earlier."""
-        self._clock.wall = step.wall
-        self._clock.show(step)
-        timers = self._timers
-        if timers is not None and step.promoted_s != self._promoted_s:
-            self._promoted_s, timers._now_us = step.promoted_s, 0
+        clock, timers = self._clock, self._timers
+        clock.show(step)
+        if timers is not None and step.promoted_s != clock.promoted_s:
+            clock.promoted_s, timers._now_us = step.promoted_s, 0
             if (watermark := timers._watermark) is not None:
                 watermark._seen = dict.fromkeys(watermark._seen, step.promoted_s)
 
