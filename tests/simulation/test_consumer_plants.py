@@ -36,6 +36,7 @@ FOUND: dict[str, tuple[int, str]] = {
     "answers-of-the-running-transaction": (7, "no state of a commit"),
     "fence-after-the-end": (2, "set a fence after it had ended"),
     "hints-before-flush": (366, "the hints name operations beyond the end"),
+    "promotions-append-once": (85, "has failed"),
     "queries-outlive-the-lease": (6, "still answers a query"),
     "recovered-acks-not-awaited": (92, "does not answer"),
     "sqlite-commits-without-waits": (15, "inputs are missing"),

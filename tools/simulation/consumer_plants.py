@@ -18,6 +18,7 @@ from gazette.consumer.timers.timer import Position, TimeDomain, TimerRow
 from gazette.consumer.transaction.shard_timers import ShardTimers
 from gazette.consumer.transaction.transactor import PriorTransaction, Transactor
 from gazette.protocol.journal_life import JournalLife
+from gazette.recoverylog.log import broker_logs
 from gazette.recoverylog.log.recorder import Recorder
 from gazette.recoverylog.playback.player import Player
 from gazette.runtime.tasks import resolved
@@ -127,6 +128,17 @@ def timers_stay() -> Undo:
     return _replace(SQLiteTimers, "take", lambda before: take)
 
 
+def promotions_append_once() -> Undo:
+    """Fail a shard at the first append of its promotion whose outcome is open."""
+    before = broker_logs.REPEATS_MAX
+
+    def undo() -> None:
+        broker_logs.REPEATS_MAX = before  # type: ignore[misc]
+
+    broker_logs.REPEATS_MAX = 0  # type: ignore[misc]
+    return undo
+
+
 def timers_in_memory_only() -> Undo:
     """Commit a state without its timers."""
     return _replace(MemoryTimers, "to_json", lambda before: lambda self: b"{}")
@@ -162,4 +174,5 @@ PLANTS: dict[str, Callable[[], Undo]] = {
     "queries-outlive-the-lease": queries_outlive_the_lease,
     "sources-forget-their-life": sources_forget_their_life,
     "views-forget-the-hand-off": views_forget_the_hand_off,
+    "promotions-append-once": promotions_append_once,
 }

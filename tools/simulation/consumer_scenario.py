@@ -164,7 +164,7 @@ class ConsumerScenario:
             "lease_ttl_s": LEASE_S,
             "watch_delay_s": rng.choice((0.0, 0.03)),
             "hints_interval_s": rng.choice((1.0, 5.0, 60.0)),
-            "max_restarts": 100,
+            "max_restarts": 0,  # As by default: no fault may fail a shard.
             "graceful_stop_s": 2.0,
             "query_timeout_s": 60.0,
         }
@@ -215,6 +215,7 @@ class ConsumerScenario:
             self.pruned_before = rng.choice(rng.choice(self.plan.shards).sources).journal
         if rng.random() < 0.25:
             self.recreates = rng.choice(rng.choice(self.plan.shards).sources).journal
+            world.consumer_options["max_restarts"] = 100
         world.sqlite = {
             spec.id for spec in self.plan.shards if spec.recovery_log and rng.random() < 0.6
         }
