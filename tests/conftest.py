@@ -9,8 +9,10 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from execnet import gateway_base
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadFileScheduling
 
@@ -50,6 +52,20 @@ class _Scheduling(LoadFileScheduling):  # type: ignore[misc] # It has no types.
             return nodeid
         scope: str = super()._split_scope(nodeid)
         return scope
+
+
+def _let_reports_quote_surrogates() -> None:
+    """Send texts that UTF-8 cannot encode with escapes. One such report would end all workers."""
+    serializer: Any = gateway_base._Serializer
+    before = serializer._write_unicode_string
+
+    def write(self: Any, text: str) -> None:
+        before(self, text.encode("utf-8", "backslashreplace").decode())
+
+    serializer._write_unicode_string = write
+
+
+_let_reports_quote_surrogates()
 
 
 @pytest.hookimpl(optionalhook=True)
