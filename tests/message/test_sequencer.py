@@ -488,26 +488,6 @@ def test_a_span_that_was_restored_is_as_young_as_its_checkpoint() -> None:
     assert set(story.sequencer.checkpoint(24 * HOUR_NS)[JOURNAL].producers) == {A}
 
 
-@pytest.mark.parametrize("days", [2, -2])
-def test_the_clock_of_one_publisher_costs_no_pending_message_of_others(days: int) -> None:
-    """The clock of a machine is two days ahead, or behind. A shard commits within a transaction."""
-    now = clock_at(1_700_000_000 * 10**9)
-    other = now + days * clock_span(24 * HOUR_NS)
-    for ahead, behind in ((A, B), (B, A)):
-        story = Story()
-        late, early = (now, other) if days < 0 else (other, now)
-        story.cont(early, behind)
-        story.outside(late, ahead)
-        story.drain()
-        story.sequencer.checkpoint(24 * HOUR_NS)
-        story.cont(early + 160, behind)
-        story.outside(late + 160, ahead)
-        story.drain()
-        story.sequencer.checkpoint(24 * HOUR_NS)
-        assert story.ack(early + 320, behind) == "ACK_COMMIT_RING"
-        assert story.drain() == [early, early + 160, early + 320]
-
-
 def test_a_producer_whose_messages_are_being_delivered_is_not_forgotten() -> None:
     now = clock_at(1_700_000_000 * 10**9)
     old = now - clock_span(30 * HOUR_NS)

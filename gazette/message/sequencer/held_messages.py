@@ -30,14 +30,13 @@ class PartialSequence:
 
     __slots__ = (
         "begin",
-        "checked_clock",
         "journal",
         "kept",
         "max_clock",
         "min_clock",
         "numbers",
         "producer",
-        "seen_at",
+        "restored_at",
     )
 
     def __init__(
@@ -46,7 +45,7 @@ class PartialSequence:
         producer: ProducerId,
         clock: int,
         begin: Offset | None = None,
-        seen_at: int = 0,
+        restored_at: int = 0,
     ) -> None:
         self.journal = journal
         self.producer = producer
@@ -54,11 +53,9 @@ class PartialSequence:
         """Clock up to which messages are acknowledged (or, during a drain, consumed)."""
         self.max_clock = clock
         """Clock up to which messages were seen. Not part of checkpoints."""
-        self.seen_at = seen_at
-        """Newest acknowledgement of the journal in the last checkpoint before which messages of an open span
-        came, or from which the span was restored. 0 without such a checkpoint."""
-        self.checked_clock = clock
-        """``max_clock`` in the last checkpoint."""
+        self.restored_at = restored_at
+        """Newest acknowledgement of the journal in the checkpoint that this state is from: the messages from
+        ``begin`` on are about as new. 0 for a state without such messages in a checkpoint."""
         self.begin = begin
         """Offset of the first message beyond ``min_clock``. None without such a message."""
         self.kept: deque[Any] = deque()

@@ -439,9 +439,8 @@ class Sequencer(Generic[M]):
 
         Forget producers whose newest message is older than the horizon in nanoseconds (0: forget
         none). Their age is relative to the newest acknowledgement of their journal. A message that
-        such a producer repeats is delivered twice. A span that has grown since the last checkpoint is as
-        young as this one, whatever its clocks are: clocks of publishers may differ by more than the
-        horizon. A span that was restored is as young as its checkpoint.
+        such a producer repeats is delivered twice. A span that was pending in a restored checkpoint is as
+        young as that checkpoint, since it does not say when the span began.
         """
         self._pending.clear()
         span = clock_span(prune_horizon_ns)
@@ -453,10 +452,7 @@ class Sequencer(Generic[M]):
                 # Keep the bound at zero or above: the original wraps around and forgets every producer.
                 bound = max(0, newest - span)
                 for producer, partial in list(partials.items()):
-                    if partial.begin is not None and partial.max_clock != partial.checked_clock:
-                        partial.seen_at = newest
-                    partial.checked_clock = partial.max_clock
-                    seen = max(partial.max_clock, partial.seen_at)
+                    seen = max(partial.max_clock, partial.restored_at)
                     if seen < bound and partial is not draining:
                         del partials[producer]
             sources[journal] = SourceCheckpoint(
