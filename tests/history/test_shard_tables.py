@@ -38,7 +38,8 @@ def crowd(rng: random.Random) -> list[Item]:
     items = []
     for _ in range(rng.randint(20, 80)):
         producer = rng.randrange(len(clocks))
-        clocks[producer] += rng.choice([1, 1, 1, 1, 1, 1, 2, rng.choice([1, 0, -1])])
+        step = rng.choice([1, 1, 1, 1, 1, 1, 2, rng.choice([1, 0, -1])])
+        clocks[producer] = max(1, clocks[producer] + step)
         items.append(Item(producer, clocks[producer], rng.choice(flags)))
     return items
 

@@ -54,7 +54,7 @@ ROOMS: Final[dict[str, int]] = {
     "gazctl/": 10169,
     "history/": 17887,
     "http2/": 3166,
-    "message/": 9121,
+    "message/": 9114,
     "net/": 4254,
     "protocol/": 6665,
     "recoverylog/": 5519,
