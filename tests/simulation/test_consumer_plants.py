@@ -38,7 +38,7 @@ FOUND: dict[str, tuple[int, str]] = {
     "hints-before-flush": (366, "the hints name operations beyond the end"),
     "promotions-append-once": (85, "has failed"),
     "queries-outlive-the-lease": (6, "still answers a query"),
-    "recovered-acks-not-awaited": (92, "does not answer"),
+    "recovered-acks-not-awaited": (115, "inputs are missing"),
     "sqlite-commits-without-waits": (15, "inputs are missing"),
     "sources-forget-their-life": (4, "does not say that in/0/0 was created again"),
     "standby-older-than-it-says": (20, "were committed"),

@@ -105,6 +105,8 @@ async def _watch_missing(
         while True:
             await clock.sleep(MISSING_LOOK_S)
             last, offset = offset, reader.offset
+            if offset != last:
+                client.waits.end(question)  # It reads on: what the last question met is over.
             if offset == asked_at:
                 continue
             head = None if offset != last else await _missing_to(client, journal, offset, question)
