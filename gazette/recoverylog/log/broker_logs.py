@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from gazette.client.append.appender import AppendParams, AppendResult, SuspendControl, backoff_s
 from gazette.client.read.reader import OffsetJump, ReadParams
 from gazette.client.rpc.errors import status_of
+from gazette.client.waits import RepeatedCall
 from gazette.errors import Broken, NotAllowed, Unavailable
 from gazette.protocol.ids import JournalName, Offset
 from gazette.protocol.status import Status
@@ -38,15 +39,20 @@ async def append_repeatable(
     ``permit`` before each attempt. Raise ``Broken`` after `REPEATS_MAX` repetitions. For other errors see
     `Client.append`.
     """
-    for attempt in count():
-        if permit is not None:
-            await permit()
-        try:
-            return await client.append(params, content)
-        except Broken:
-            if attempt == REPEATS_MAX:
-                raise
-        await client.clock.sleep(backoff_s(attempt))
+    question = RepeatedCall()
+    try:
+        for attempt in count():
+            if permit is not None:
+                await permit()
+            try:
+                return await client.append(params, content)
+            except Broken as error:
+                if attempt == REPEATS_MAX:
+                    raise
+                client.waits.note(question, params.journal, error)
+            await client.clock.sleep(backoff_s(attempt))
+    finally:
+        client.waits.end(question)
     raise AssertionError("unreachable: attempts are counted without end")
 
 

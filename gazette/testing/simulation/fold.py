@@ -79,7 +79,7 @@ class _StepClock(ManualClock):
         """The wall clock, as the user's code sees it."""
         self.promoted_s = 0.0
         self.looks: list[tuple[int, float]] = []
-        """What is left of the looks of the step."""
+        """Times that callbacks of the step saw, and the fold has not shown yet: begin of a call, time."""
 
     def show(self, step: Consumed) -> None:
         """Show the time of a step."""
