@@ -137,7 +137,7 @@ async def test_tables_views_and_streams_by_spark_connect(tmp_path: Path) -> None
             assert [one.built.messages for one in built] == [messages, 1]
         with raises(Broken, says="combine() must return a table"):
             build_stored(tmp_path, ["topic/words"], NoTable(), SparkRunner(spark=spark))
-        with raises(Conflict, says="a session of Spark Connect exists already"):
+        with raises(Conflict, says="a session of Spark Connect still runs"):
             session("local[1]")
         spark.stop()
         # Its mode ends with it: other tests of this process need a session with a master.
