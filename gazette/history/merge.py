@@ -7,13 +7,13 @@ messages, the fold notes it in the earlier runs that have them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gazette.errors import Bug, Corrupt
 from gazette.history.snapshot import RUN_BYTES, JournalSnapshot, Run, Snapshot
 from gazette.history.summary import ProducerSummary, State, Summary, Undecided
 from gazette.history.whole_runs import Summarise, whole_runs
-from gazette.message.uuid import PRODUCER_BYTES, ProducerId, clock_span
+from gazette.message.uuid import PRODUCER_BYTES, ProducerId, checkpoint_clock, clock_span
 from gazette.protocol.checkpoint import Checkpoint, ProducerState, SourceCheckpoint
 from gazette.protocol.ids import JournalName, Offset
 
@@ -67,21 +67,32 @@ class FoldedSnapshot:
         }
         return {journal: producers for journal, producers in pending.items() if producers}
 
-    def checkpoint(self, prune_horizon_ns: int = 0) -> Checkpoint:
+    def checkpoint(self, prune_horizon_ns: int = 0, now_ns: int = 0) -> Checkpoint:
         """Return the sources as a checkpoint, without ACK intents.
 
-        Leave out producers that were silent for ``prune_horizon_ns`` (0: keep all). As in
-        `Sequencer.checkpoint`, measure the silence from the newest acknowledgement of the journal.
+        Leave out producers that were silent for ``prune_horizon_ns`` (0: keep all), as does
+        `Sequencer.checkpoint`. Its memory between two checkpoints is here in the states: ``seen_at`` is noted
+        for producers whose clocks alone would make them old.
         """
         horizon = clock_span(prune_horizon_ns)
         sources = dict(self.sources)
-        for journal, source in self.sources.items() if horizon else ():
-            if not source.producers:
-                continue
-            bound = max(state.last_ack for state in source.producers.values()) - horizon
-            newest = self.newest[journal]
-            producers = {p: state for p, state in source.producers.items() if newest[p] >= bound}
-            sources[journal] = SourceCheckpoint(source.read_through, producers)
+        for journal in self.snapshot.journals if horizon else ():
+            source = self.sources[journal.journal]
+            acks = [state.last_ack for state in source.producers.values()]
+            now = checkpoint_clock(acks, now_ns, horizon)
+            newest = self.newest[journal.journal]
+            producers = {}
+            for producer, state in source.producers.items():
+                before = journal.producers.get(producer)
+                if before is not None and newest[producer] == before.last_ack:
+                    seen_at = before.seen_at
+                else:
+                    seen_at = now
+                if abs(newest[producer] - now) <= horizon:
+                    producers[producer] = state
+                elif seen_at >= now - horizon:
+                    producers[producer] = replace(state, seen_at=seen_at)
+            sources[journal.journal] = SourceCheckpoint(source.read_through, producers)
         return Checkpoint(sources)
 
 

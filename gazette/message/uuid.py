@@ -222,6 +222,16 @@ def clock_span(nanoseconds: int) -> int:
     return (nanoseconds // 100) << 4
 
 
+def checkpoint_clock(acks: Iterable[int], now_ns: int, horizon: int) -> int:
+    """Return the time of a checkpoint of a journal: the newest of its acknowledgements.
+
+    Leave out those that lie more than ``horizon`` after the Unix time ``now_ns``: a machine whose clock is
+    years ahead must not make other producers look old. Return 0 if none remain.
+    """
+    latest = clock_at(now_ns) + horizon
+    return max((clock for clock in acks if clock <= latest), default=0)
+
+
 def new_producer_id(entropy: Entropy) -> ProducerId:
     """Return a random producer. Its multicast bit is set, so that it cannot be a network card's address."""
     return ((entropy.getrandbits(48)) | (1 << 40)).to_bytes(PRODUCER_BYTES, "big")

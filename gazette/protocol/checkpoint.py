@@ -28,6 +28,9 @@ class ProducerState:
 
     last_ack: int
     begin: Offset | None
+    seen_at: int = field(default=0, compare=False)
+    """Time of the last checkpoint before which the producer wrote a message, where an offset of a stream says
+    it; else 0. On the wire there is no such field."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -444,61 +444,129 @@ def test_skipped_bytes_are_read_through() -> None:
     assert story.sequencer.checkpoint()[JOURNAL].read_through == 33
 
 
-def test_producers_that_are_older_than_the_horizon_are_forgotten() -> None:
-    now = clock_at(1_700_000_000 * 10**9)
+NOW_NS = 1_700_000_000 * 10**9
+NOW = clock_at(NOW_NS)
+HORIZON_NS = 24 * HOUR_NS
+
+
+def hours(number: float) -> int:
+    return clock_span(int(number * HOUR_NS))
+
+
+def producers_of(story: Story, horizon_ns: int = HORIZON_NS, now_ns: int = NOW_NS) -> set[bytes]:
+    """Return the producers in a checkpoint of the story."""
+    return set(story.sequencer.checkpoint(horizon_ns, now_ns)[JOURNAL].producers)
+
+
+def test_producers_that_were_silent_for_the_horizon_are_forgotten() -> None:
     story = Story()
-    story.outside(now - clock_span(25 * HOUR_NS), B)
+    story.outside(NOW - hours(25), B)
     story.drain()
-    story.outside(now)
+    assert producers_of(story) == {B}
+    story.outside(NOW)
     story.drain()
-    assert set(story.sequencer.checkpoint(26 * HOUR_NS)[JOURNAL].producers) == {A, B}
-    assert set(story.sequencer.checkpoint(0)[JOURNAL].producers) == {A, B}
-    assert set(story.sequencer.checkpoint(24 * HOUR_NS)[JOURNAL].producers) == {A}
+    assert producers_of(story, 26 * HOUR_NS) == {A, B}
+    assert producers_of(story, 0) == {A, B}
+    assert producers_of(story) == {A}
     # Case: a forgotten producer is new.
-    assert story.outside(now - clock_span(25 * HOUR_NS), B) == "OUTSIDE_COMMIT"
+    assert story.outside(NOW - hours(25), B) == "OUTSIDE_COMMIT"
+
+
+def test_a_producer_that_wrote_since_the_last_checkpoint_is_not_forgotten() -> None:
+    """Messages of 30 hours, read in one transaction: only the next one finds that B was silent."""
+    story = Story()
+    story.outside(NOW - hours(30), B)
+    story.drain()
+    story.outside(NOW)
+    story.drain()
+    assert producers_of(story) == {A, B}
+    story.outside(NOW + hours(23))
+    story.drain()
+    assert producers_of(story) == {A, B}
+    story.outside(NOW + hours(24.5))
+    story.drain()
+    assert producers_of(story, now_ns=NOW_NS + HOUR_NS) == {A}
+
+
+def test_a_clock_years_ahead_makes_no_other_producer_old() -> None:
+    years = hours(24 * 365 * 50)
+    story = Story()
+    story.outside(NOW, B)
+    story.drain()
+    assert producers_of(story) == {B}
+    story.outside(NOW + years)
+    story.drain()
+    assert producers_of(story) == {A, B}
+    # Case: it is forgotten as others are.
+    story.outside(NOW + hours(25), B)
+    story.drain()
+    assert producers_of(story, now_ns=NOW_NS + 25 * HOUR_NS) == {B}
 
 
 def test_a_producer_is_as_young_as_its_newest_message_even_if_pending() -> None:
-    now = clock_at(1_700_000_000 * 10**9)
     story = Story()
-    story.outside(now - clock_span(30 * HOUR_NS), B)
+    story.outside(NOW - hours(30), B)
     story.drain()
-    story.cont(now - clock_span(10 * HOUR_NS), B)
-    story.outside(now)
+    assert producers_of(story) == {B}
+    story.cont(NOW - hours(10), B)
+    story.outside(NOW)
     story.drain()
-    assert set(story.sequencer.checkpoint(24 * HOUR_NS)[JOURNAL].producers) == {A, B}
+    assert producers_of(story) == {A, B}
 
 
-def test_a_span_that_was_restored_is_as_young_as_its_checkpoint() -> None:
-    """Its producer committed a day ago, and publishes one transaction a day."""
-    now = clock_at(1_700_000_000 * 10**9)
+def test_a_producer_that_was_restored_is_as_young_as_the_next_checkpoint() -> None:
+    """It committed a day ago, and publishes one transaction a day."""
     story = Story()
-    story.outside(now - clock_span(24 * HOUR_NS), B)
+    story.outside(NOW - hours(24), B)
     story.drain()
-    story.outside(now - clock_span(HOUR_NS // 2))
+    story.outside(NOW - hours(0.5))
     story.drain()
-    story.cont(now - clock_span(HOUR_NS // 4), B)
-    story.sequencer = Sequencer(story.sequencer.checkpoint(24 * HOUR_NS), 16)
-    story.outside(now + clock_span(HOUR_NS))
+    story.cont(NOW - hours(0.25), B)
+    story.sequencer = Sequencer(story.sequencer.checkpoint(HORIZON_NS, NOW_NS), 16)
+    story.outside(NOW + hours(1))
     story.drain()
-    assert set(story.sequencer.checkpoint(24 * HOUR_NS)[JOURNAL].producers) == {A, B}
+    assert producers_of(story) == {A, B}
     # Case: it never ends.
-    story.outside(now + clock_span(30 * HOUR_NS))
+    story.outside(NOW + hours(30))
     story.drain()
-    assert set(story.sequencer.checkpoint(24 * HOUR_NS)[JOURNAL].producers) == {A}
+    assert producers_of(story, now_ns=NOW_NS + 30 * HOUR_NS) == {A}
+
+
+@pytest.mark.parametrize("days", [2, -2, 20_000, -10_000])
+def test_the_clock_of_one_publisher_costs_no_message_of_others(days: int) -> None:
+    """The clock of a machine is days ahead, or late. A shard commits within a transaction."""
+    for usual, other in ((A, B), (B, A)):
+        story = Story()
+        clocks = {usual: NOW, other: NOW + days * hours(24)}
+        for pending, done in ((usual, other), (other, usual)):
+            first = clocks[pending]
+            story.cont(first, pending)
+            story.outside(clocks[done], done)
+            story.drain()
+            assert producers_of(story) == {A, B}
+            story.cont(first + 160, pending)
+            story.outside(clocks[done] + 160, done)
+            story.drain()
+            assert producers_of(story) == {A, B}
+            assert story.ack(first + 320, pending) == "ACK_COMMIT_RING"
+            assert story.drain() == [first, first + 160, first + 320]
+            assert producers_of(story) == {A, B}
+            # Case: the append was unclear, and is repeated.
+            assert story.cont(first + 160, pending) == "CONTINUE_ALREADY_ACKED"
+            clocks = {producer: clock + 1600 for producer, clock in clocks.items()}
 
 
 def test_a_producer_whose_messages_are_being_delivered_is_not_forgotten() -> None:
-    now = clock_at(1_700_000_000 * 10**9)
-    old = now - clock_span(30 * HOUR_NS)
+    """Its transaction lasted for 30 hours, and is consumed in several of a shard's."""
+    clocks = [NOW - hours(30), NOW - hours(15), NOW, NOW + 160]
     story = Story()
-    story.outside(now)
-    story.drain()
-    story.cont(old, B)
-    story.ack(old + 160, B)
-    assert step(story).clock == old
-    assert step(story).clock == old + 160
-    assert story.sequencer.checkpoint(24 * HOUR_NS)[JOURNAL].producers[B].begin == 20
+    for clock in clocks[:-1]:
+        story.cont(clock)
+    story.ack(clocks[-1])
+    for index, clock in enumerate(clocks):
+        assert step(story).clock == clock
+        state = story.sequencer.checkpoint(HORIZON_NS, NOW_NS)[JOURNAL].producers[A]
+        assert state.begin == index * 10
     assert story.drain() == []
 
 

@@ -269,6 +269,27 @@ def test_silent_producers_are_forgotten(tmp_path: Path) -> None:
     assert len(decode_offset(query.log[-1])["topic/a"].producers) == 1
 
 
+@pytest.mark.parametrize("ahead", [61, 2 * 10**10])
+def test_the_clock_of_one_publisher_costs_no_message_of_others(ahead: int, tmp_path: Path) -> None:
+    """It may be years ahead. A transaction stays open over batches in which it does not grow."""
+    journal = Journal(tmp_path, "topic/a")
+    second = 16 * 10**7
+    journal.add(line(2, 1, OUTSIDE_TXN, n=0), line(2, ahead * second, OUTSIDE_TXN, n=1))
+    journal.add(line(1, 1, CONTINUE_TXN, n=2), line(3, 1, CONTINUE_TXN, n=3))
+    query = Query(options(tmp_path, producerHorizon="60"))
+    assert query.step() == [0, 1]
+    journal.add(line(2, ahead * second + 1, OUTSIDE_TXN, n=4))
+    assert query.step() == [4]
+    assert len(decode_offset(query.log[-1])["topic/a"].producers) == 3
+    query = Query(options(tmp_path, producerHorizon="60"), query.log)
+    journal.add(line(1, 2, ACK_TXN, n=5))
+    assert query.step() == [2]
+    # Case: all of them died, also the one with a transaction that is open.
+    journal.add(line(4, 200 * second, OUTSIDE_TXN, n=6))
+    assert query.step() == [6]
+    assert len(decode_offset(query.log[-1])["topic/a"].producers) == 1
+
+
 def test_offsets_are_texts_that_compare() -> None:
     sources = {
         "b": SourceCheckpoint(

@@ -57,8 +57,8 @@ CONSUME_S: Final = 0.02
 FIRED_MAX: Final = 16_384
 """Greatest number of timers that fire in one transaction."""
 PRUNE_HORIZON_NS: Final = 24 * 3600 * NANOS
-"""Nanoseconds, by the clocks of a source's messages, for which a silent producer is remembered: later
-repetitions of its messages are consumed again."""
+"""Nanoseconds for which a silent producer is remembered: see `Sequencer.checkpoint`. Later repetitions of its
+messages are consumed again."""
 
 
 @dataclass(slots=True)
@@ -563,7 +563,7 @@ class Transactor:
         if self._timers is not None:
             self._timers.finish()
         checkpoint = Checkpoint(
-            sources=self._sequencer.checkpoint(PRUNE_HORIZON_NS),
+            sources=self._sequencer.checkpoint(PRUNE_HORIZON_NS, int(self._clock.now() * NANOS)),
             ack_intents=self._publisher.build_ack_intents(),
             application=self._application_name,
             lives=self._lives,

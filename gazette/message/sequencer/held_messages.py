@@ -30,13 +30,14 @@ class PartialSequence:
 
     __slots__ = (
         "begin",
+        "checked_clock",
         "journal",
         "kept",
         "max_clock",
         "min_clock",
         "numbers",
         "producer",
-        "restored_at",
+        "seen_at",
     )
 
     def __init__(
@@ -45,7 +46,6 @@ class PartialSequence:
         producer: ProducerId,
         clock: int,
         begin: Offset | None = None,
-        restored_at: int = 0,
     ) -> None:
         self.journal = journal
         self.producer = producer
@@ -53,9 +53,10 @@ class PartialSequence:
         """Clock up to which messages are acknowledged (or, during a drain, consumed)."""
         self.max_clock = clock
         """Clock up to which messages were seen. Not part of checkpoints."""
-        self.restored_at = restored_at
-        """Newest acknowledgement of the journal in the checkpoint that this state is from: the messages from
-        ``begin`` on are about as new. 0 for a state without such messages in a checkpoint."""
+        self.seen_at = 0
+        """Time of the last checkpoint before which ``max_clock`` changed: see `checkpoint_clock`."""
+        self.checked_clock = -1
+        """``max_clock`` in the last checkpoint; -1 before the first."""
         self.begin = begin
         """Offset of the first message beyond ``min_clock``. None without such a message."""
         self.kept: deque[Any] = deque()
@@ -343,7 +344,7 @@ class SpanDrain(Drain[M]):
             raise Corrupt(
                 reason,
                 hint="The journal has lost messages of an open transaction: raise its retention, "
-                "or move the shard's min_offset behind it.",
+                "or move the shard's min_offset after it.",
                 journal=journal,
                 begin=begin,
                 end=end,

@@ -32,6 +32,7 @@ from gazette.message.uuid import (
     FOREIGN_UUID,
     OUTSIDE_TXN,
     ProducerId,
+    checkpoint_clock,
     clock_span,
 )
 from gazette.protocol.checkpoint import ProducerState, SourceCheckpoint
@@ -110,15 +111,8 @@ class Sequencer(Generic[M]):
         self._partials = defaultdict(dict)
         for journal, source in sources.items():
             self._offsets[journal] = source.read_through
-            newest = max((state.last_ack for state in source.producers.values()), default=0)
             self._partials[journal] = {
-                producer: PartialSequence(
-                    journal,
-                    producer,
-                    state.last_ack,
-                    state.begin,
-                    0 if state.begin is None else newest,
-                )
+                producer: PartialSequence(journal, producer, state.last_ack, state.begin)
                 for producer, state in source.producers.items()
             }
         self._ring = Ring(ring_size)
@@ -434,13 +428,15 @@ class Sequencer(Generic[M]):
 
     # Checkpoints.
 
-    def checkpoint(self, prune_horizon_ns: int = 0) -> dict[JournalName, SourceCheckpoint]:
+    def checkpoint(
+        self, prune_horizon_ns: int = 0, now_ns: int = 0
+    ) -> dict[JournalName, SourceCheckpoint]:
         """Return the state up to the last consumed message, by journal. Reset `has_pending`.
 
-        Forget producers whose newest message is older than the horizon in nanoseconds (0: forget
-        none). Their age is relative to the newest acknowledgement of their journal. A message that
-        such a producer repeats is delivered twice. A span that was pending in a restored checkpoint is as
-        young as that checkpoint, since it does not say when the span began.
+        Forget producers that were silent for ``prune_horizon_ns`` (0: forget none). Clocks of publishers may
+        differ by more than that. So a producer is as young as the last checkpoint before which it wrote a
+        message, or as the first after it was restored. `checkpoint_clock` gives the times of checkpoints;
+        ``now_ns`` is the Unix time now. A message that a forgotten producer repeats is delivered twice.
         """
         self._pending.clear()
         span = clock_span(prune_horizon_ns)
@@ -448,12 +444,14 @@ class Sequencer(Generic[M]):
         sources = {}
         for journal, partials in self._partials.items():
             if span and partials:
-                newest = max(partial.min_clock for partial in partials.values())
+                acks = [partial.min_clock for partial in partials.values()]
+                newest = checkpoint_clock(acks, now_ns, span)
                 # Keep the bound at zero or above: the original wraps around and forgets every producer.
                 bound = max(0, newest - span)
                 for producer, partial in list(partials.items()):
-                    seen = max(partial.max_clock, partial.restored_at)
-                    if seen < bound and partial is not draining:
+                    if partial.max_clock != partial.checked_clock:
+                        partial.checked_clock, partial.seen_at = partial.max_clock, newest
+                    elif partial.seen_at < bound and partial is not draining:
                         del partials[producer]
             sources[journal] = SourceCheckpoint(
                 self._offsets.get(journal, 0),

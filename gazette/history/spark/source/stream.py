@@ -292,7 +292,8 @@ class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return {j.journal: SourceCheckpoint(self._whole(j)) for j in snapshot.journals}
         folded = self._fold_to(known, ends)
         self._folded = ({}, {}, folded)
-        return folded.checkpoint(self._options.horizon_ns).sources
+        now_ns = int(self._journals.clock.now() * 1e9)
+        return folded.checkpoint(self._options.horizon_ns, now_ns).sources
 
     def _whole(self, journal: JournalSnapshot) -> Offset:
         """Return the end of the journal's last complete message: usually the end of its last fragment."""

@@ -55,7 +55,7 @@ class StreamJournals:
 
     def __init__(self, options: StreamOptions, clock: Clock | None = None) -> None:
         self._options = options
-        self._clock: Clock = clock or SystemClock()
+        self.clock: Clock = clock or SystemClock()
         self._access: OpenAccess | None = None
         self._listed: _Listed | None = None
         self._target: dict[JournalName, Offset] | None = None
@@ -78,7 +78,7 @@ class StreamJournals:
     def access(self) -> OpenAccess:
         """The access of this process, opened at its first use."""
         if self._access is None:
-            self._access = self._options.read.access.open(self._clock)
+            self._access = self._options.read.access.open(self.clock)
         return self._access
 
     def close(self) -> None:
@@ -157,7 +157,7 @@ class StreamJournals:
 
     def _list(self, known: Sources) -> Snapshot:
         """Return a recent listing: Spark may ask hundreds of times a second."""
-        now = self._clock.monotonic()
+        now = self.clock.monotonic()
         if (
             self._listed is None
             or now >= self._listed.again_s
@@ -180,7 +180,7 @@ class StreamJournals:
         begin = {journal: source.read_through for journal, source in known.items()}
         selection = replace(self._selection, begin={**self._selection.begin, **begin}, lost="wait")
         self._again, self._others = {}, {}
-        begin_s = self._clock.monotonic()
+        begin_s = self.clock.monotonic()
         while True:
             snapshot = take_snapshot(self.access, selection, self._places)
             require_stored(snapshot, selection, known)
@@ -191,9 +191,9 @@ class StreamJournals:
                 return snapshot
             if not short:
                 break
-            if self._clock.monotonic() - begin_s >= _LAG_S:
+            if self.clock.monotonic() - begin_s >= _LAG_S:
                 break
-            self.access.run(self._clock.sleep(_LAG_POLL_S))
+            self.access.run(self.clock.sleep(_LAG_POLL_S))
         for cut in short:
             facts = {"journal": cut.journal, "end": cut.begin, "read": begin[cut.journal]}
             if self._selection.lost == "fail":

@@ -21,6 +21,9 @@ from gazette.protocol.journal_life import JournalLife
 StreamOffset: TypeAlias = dict[str, Any]
 """``{journal: {"at": offset, "producers": {hex: "clock" or "clock@begin"}}}``, clocks in hex.
 
+A producer whose clock is far from those of others has one part more: ``clock@begin@clock``. There ``begin``
+may be empty, and the second clock is `ProducerState.seen_at`.
+
 Optional: ``"life": "cluster.revision"`` is the life of the journal. ``"ahead": offset`` is the offset up to
 which tasks were asked for summaries. ``"since": clock`` is the least clock of the stream's messages, the same
 for all journals.
@@ -45,8 +48,12 @@ def encode_offset(
     for journal, source in sorted(sources.items()):
         producers = {}
         for producer, state in sorted(source.producers.items()):
-            begin = "" if state.begin is None else f"@{state.begin}"
-            producers[producer.hex()] = f"{state.last_ack:x}{begin}"
+            parts = [f"{state.last_ack:x}"]
+            if state.begin is not None or state.seen_at:
+                parts.append("" if state.begin is None else f"{state.begin}")
+            if state.seen_at:
+                parts.append(f"{state.seen_at:x}")
+            producers[producer.hex()] = "@".join(parts)
         value: dict[str, Any] = {}
         if ahead.get(journal, 0) > source.read_through:
             value[_AHEAD] = ahead[journal]
@@ -66,10 +73,12 @@ def decode_offset(offset: StreamOffset) -> dict[JournalName, SourceCheckpoint]:
         for journal, value in offset.items():
             producers = {}
             for digits, text in value[_PRODUCERS].items():
-                clock, separator, begin = text.partition("@")
+                clock, begin, seen_at = [*text.split("@", 2), "", ""][:3]
                 if len(digits) != _DIGITS:
                     raise ValueError(digits)
-                state = ProducerState(int(clock, 16), int(begin) if separator else None)
+                state = ProducerState(
+                    int(clock, 16), int(begin) if begin else None, int(seen_at or "0", 16)
+                )
                 producers[bytes.fromhex(digits)] = state
             sources[journal] = SourceCheckpoint(int(value[AT]), producers)
     return sources
