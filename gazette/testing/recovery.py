@@ -21,7 +21,7 @@ from gazette.protocol.route import EMPTY_ROUTE, EtcdHeader, Header
 from gazette.recoverylog.log.fsm import Outcome, RecoveryFSM
 from gazette.recoverylog.log.ops import HEADER_LENGTH, decode_op
 from gazette.recoverylog.log.recorder import Recorder, no_op
-from gazette.recoverylog.playback.playback import Playback
+from gazette.recoverylog.playback.playback import Handoff, Playback
 from gazette.recoverylog.playback.staged_files import PlayedFiles, StagedFiles
 from gazette.runtime.tasks import OpFuture
 
@@ -294,7 +294,7 @@ class Replayer:
                 return commit.end
             playback.expect_handoff(author)
             self.advance(log, commit.end, chunk_bytes=lambda: 1 << 20)
-            if playback.handoff_applied:
+            if playback.handoff is Handoff.APPLIED:
                 return commit.end
 
     def view(self, call: Callable[[PlayedFiles], Any]) -> Any:

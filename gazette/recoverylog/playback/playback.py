@@ -8,6 +8,7 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from typing import Final
 
 from gazette.errors import Corrupt
@@ -67,6 +68,19 @@ def local_path(path: str) -> str:
     return relative
 
 
+class Handoff(Enum):
+    """What became of a hand-off operation."""
+
+    NONE = "none"
+    """There is none."""
+    UNREAD = "unread"
+    """It is in the log, and was not read yet."""
+    APPLIED = "applied"
+    """It was read, and its author owns the log."""
+    LOST = "lost"
+    """It was read, and another author's operation has its sequence number: append it again."""
+
+
 @dataclass(slots=True)
 class _RawBytes:
     """The bytes of a write that are not read yet. Without a ``fnode`` they are dropped."""
@@ -124,9 +138,9 @@ class Playback:
         self.junk_bytes = 0
         self.last_author: int | None = None
         """Author of the last operation that applied: the log's owner in these bytes. None: no operation."""
-        self._handoff: int | None = None
-        """Author whose hand-off is awaited; None: no hand-off is."""
-        self._handoff_outcome: bool | None = None
+        self.handoff = Handoff.NONE
+        self._handoff_author: int | None = None
+        """Author of the last hand-off."""
         self._buffer = b""
         self._raw: _RawBytes | None = None
         self._junk_run = 0
@@ -220,15 +234,9 @@ class Playback:
         self._jumped = True
 
     def expect_handoff(self, author: int) -> None:
-        """Watch for the hand-off operation of ``author``: see ``handoff_applied``."""
-        self._handoff = author
-        self._handoff_outcome = None
-
-    @property
-    def handoff_applied(self) -> bool | None:
-        """True if the hand-off operation was read and applied; None if it was not read yet. False if another
-        author's operation has its sequence number: then append a hand-off again."""
-        return self._handoff_outcome
+        """Watch for the hand-off operation of ``author``: `handoff` says what became of it."""
+        self._handoff_author = author
+        self.handoff = Handoff.UNREAD
 
     def feed(self, data: bytes) -> list[FileAction]:
         """Decode more bytes. Return the actions on files, in order. Stop after an applied hand-off.
@@ -247,7 +255,7 @@ class Playback:
                 pos += self._take_raw(view[pos:], actions)
             next_pos = pos if self._raw is not None else self._take_frame(data, pos, actions)
             self.offset = begin + next_pos
-            if next_pos == pos or self._handoff_outcome:
+            if next_pos == pos or self.handoff is Handoff.APPLIED:
                 break  # No complete frame is left, or the hand-off applied: stop there.
             pos = next_pos
         self._buffer = data[next_pos:]
@@ -332,8 +340,8 @@ class Playback:
                 hint="Recover from other hints, or restore the log's fragments. To continue here would"
                 " drop everything behind this operation.",
             )
-        if op.author == self._handoff and self._handoff_outcome is None:
-            self._handoff_outcome = applied
+        if op.author == self._handoff_author and self.handoff is Handoff.UNREAD:
+            self.handoff = Handoff.APPLIED if applied else Handoff.LOST
         match op.action:
             case Create() if applied:
                 actions.append(OpenNode(op.seq_no))

@@ -18,7 +18,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from gazette.client.append.appender import AppendParams
 from gazette.client.read.reader import OffsetJump, ReadParams
@@ -31,12 +31,12 @@ from gazette.recoverylog.log.broker_logs import append_repeatable, write_head
 from gazette.recoverylog.log.recorder import fence, no_op
 from gazette.recoverylog.playback.file_writer import FileWriter
 from gazette.recoverylog.playback.play_progress import PlayerState, PlayProgress, RecoveredState
-from gazette.recoverylog.playback.playback import Playback, PrunedLog
-from gazette.recoverylog.playback.staged_files import PlayedFiles, StagedFiles
+from gazette.recoverylog.playback.playback import Handoff, Playback, PrunedLog
+from gazette.recoverylog.playback.staged_files import PlayedFiles, StagedFiles, ViewRequest
 from gazette.runtime.clock import Clock
 from gazette.runtime.failpoints import reach
 from gazette.runtime.metrics import RECOVERED_BYTES
-from gazette.runtime.tasks import Pool, TaskScope, as_plain_error
+from gazette.runtime.tasks import Pool, TaskScope
 
 if TYPE_CHECKING:
     from gazette.client.client import Client
@@ -56,22 +56,6 @@ CATCH_UPS_MAX = 3
 Then the hand-off is appended anyway. This hand-off may lose the race, but its fence stops the owner: the next
 hand-off succeeds.
 """
-
-
-class _View(Generic[T]):
-    """A request to call a function with the files."""
-
-    def __init__(self, call: Callable[[PlayedFiles], T], result: asyncio.Future[T]) -> None:
-        self.call = call
-        self.result = result
-
-    def succeed(self, value: T) -> None:
-        if not self.result.done():
-            self.result.set_result(value)
-
-    def fail(self, error: BaseException) -> None:
-        if not self.result.done():
-            self.result.set_exception(as_plain_error(error))
 
 
 class Player:
@@ -112,9 +96,10 @@ class Player:
         self._permit: Callable[[], Awaitable[None]] | None = None
         self._finish_requested = False
         self._requested = asyncio.Event()
+        """Set once a hand-off or an end was asked for."""
         self._woken = asyncio.Event()
         """Set when the loop of `play` should check for new requests."""
-        self._views: list[_View[Any]] = []
+        self._views: list[ViewRequest[Any]] = []
         self._cut_offset: int | None = None
         """Offset at which views are taken: the end of an append. None: no view waits for an offset."""
         self._beyond_cut = b""
@@ -122,6 +107,7 @@ class Player:
         self._read_through = 0
         """Offset up to which the log has bytes, as far as the player knows."""
         self._catch_ups = 0
+        """Number of waits for new appends since a hand-off was asked for: see `CATCH_UPS_MAX`."""
         self._tailed_at_request = False
         """True if the hand-off was requested after the head had been reached."""
         self._fenced = False
@@ -183,7 +169,7 @@ class Player:
         ``Corrupt`` for changed files, and ``Closed`` if play-back ends first. After a cancellation ``call``
         may still run.
         """
-        view = _View(call, asyncio.get_running_loop().create_future())
+        view = ViewRequest(call, asyncio.get_running_loop().create_future())
         if self.state in (PlayerState.LIVE, PlayerState.FAILED):
             raise Closed("play-back has ended", log=self.hints.log)
         self._views.append(view)
@@ -239,26 +225,14 @@ class Player:
         await reach("recovery.playing", playback.log, self._clock)
         heads = await self._check_heads()
         self._read_through = heads[playback.log]
-        injected = False
         while True:
             if (next_place := playback.wanted()) is not None:
                 self._close_reader()
                 playback.seek(*next_place)
                 self._read_through = heads[next_place[0]]
-            at_head = playback.read_offset >= self._read_through
-            if at_head and playback.fsm.has_hints:
-                raise playback.ended_too_early()
-            if at_head and injected:
-                # The player has read its own hand-off, which neither applied nor lost a race.
-                raise self._torn()
-            if at_head and not self.tailing.is_set():
-                self.state = PlayerState.TAILING
-                self.tailing.set()
-            if at_head and self._requested.is_set() and not await self._must_catch_up():
-                if self._finish_requested:
-                    break
-                await self._append_handoff()
-                injected = True
+            at_head = self._is_at_head
+            if at_head and await self._ends_at_head():
+                break
             if self._requested.is_set():
                 self._cut_offset = None  # No more views are taken: do not stop at a cut.
             elif self._views and self.tailing.is_set():
@@ -266,18 +240,9 @@ class Player:
                 await self._take_views()
             if at_head:
                 await self._writer.begin(scope)
-            # A hand-off or a request for views may have moved the head.
-            at_head = playback.read_offset >= self._read_through
-            # Do not wait for bytes: a request may have arrived since the check above.
-            await self._read_some(scope, at_head=at_head, may_return=not injected)
-            if playback.handoff_applied:
+            await self._read_some(scope)
+            if playback.handoff is Handoff.APPLIED:
                 break
-            if injected and playback.handoff_applied is False:
-                log.info(
-                    "hand-off of %(journal)s lost a race; injecting it again",
-                    {"journal": playback.log},
-                )
-                injected = False
         await self._writer.settle(scope)
         await reach("recovery.handed_off", playback.log, self._clock)
         await self._pool.run(self._files.make_live, playback.fsm)
@@ -285,6 +250,29 @@ class Player:
         return RecoveredState(
             self.hints.log, playback.fsm, self.directory, self._author, playback.offset
         )
+
+    @property
+    def _is_at_head(self) -> bool:
+        return self._playback.read_offset >= self._read_through
+
+    async def _ends_at_head(self) -> bool:
+        """Do what waits for the head. Return True if play-back ends here. A hand-off moves the head: the
+        player must then read it."""
+        playback = self._playback
+        if playback.fsm.has_hints:
+            raise playback.ended_too_early()
+        if playback.handoff is Handoff.UNREAD:
+            # Nothing is left to read, and the hand-off neither applied nor lost a race.
+            raise self._torn()
+        if not self.tailing.is_set():
+            self.state = PlayerState.TAILING
+            self.tailing.set()
+        if not self._requested.is_set() or await self._must_catch_up():
+            return False
+        if self._finish_requested:
+            return True
+        await self._append_handoff()
+        return False
 
     async def _take_views(self) -> None:
         """Serve the requests for views, or set the offset up to which to read first."""
@@ -368,6 +356,11 @@ class Player:
         playback = self._playback
         author = self._author
         assert author is not None
+        if playback.handoff is Handoff.LOST:
+            log.info(
+                "hand-off of %(journal)s lost a race; injecting it again",
+                {"journal": playback.log},
+            )
 
         async def permit() -> None:
             if self._permit is not None:
@@ -403,9 +396,9 @@ class Player:
                 return OffsetJump(self._playback.log, self._playback.read_offset, head)
             await self._clock.sleep(SUSPENDED_POLL_S)
 
-    async def _read_some(self, scope: TaskScope, *, at_head: bool, may_return: bool) -> None:
-        """Read and feed one chunk. If ``may_return``, at the head return without a chunk when a request
-        arrives. Raise ``Unavailable`` if no bytes arrive before the head."""
+    async def _read_some(self, scope: TaskScope) -> None:
+        """Read and feed one chunk. At the head, return without a chunk when a request arrives, unless a
+        hand-off remains to be read. Raise ``Unavailable`` if no bytes arrive before the head."""
         if self._beyond_cut:
             extra, self._beyond_cut = self._beyond_cut, b""
             await self._writer.add(scope, self._playback.feed(self._up_to_cut(extra)), len(extra))
@@ -424,7 +417,8 @@ class Player:
             self._pending = scope.spawn(self._read(self._reader), name="read")
         waits: set[asyncio.Task[object]] = {self._pending}
         request: asyncio.Task[object] | None = None
-        if at_head and may_return:
+        at_head = self._is_at_head
+        if at_head and self._playback.handoff is not Handoff.UNREAD:
             request = scope.spawn(self._woken.wait(), name="request")
             waits.add(request)
         try:
@@ -470,7 +464,7 @@ class Player:
         self._bytes_read += len(data)
         RECOVERED_BYTES.inc(len(data))
         actions = self._playback.feed(self._up_to_cut(data))
-        if self._playback.wanted() is None and not self._playback.handoff_applied:
+        if self._playback.wanted() is None and self._playback.handoff is not Handoff.APPLIED:
             # Read the next chunk while files are written.
             self._pending = scope.spawn(self._read(reader), name="read")
         await self._writer.add(scope, actions, len(data))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import shutil
@@ -9,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final, Generic, TypeVar
 
 from gazette.errors import Closed, Corrupt, GazetteError
 from gazette.recoverylog.log.fsm import RecoveryFSM
@@ -28,6 +29,7 @@ from gazette.recoverylog.private_files import (
     write_at,
     write_private,
 )
+from gazette.runtime.tasks import as_plain_error
 
 T = TypeVar("T")
 
@@ -55,6 +57,22 @@ class PlayedFiles:
             copy_private(source, target_of(directory, path))
         for path, content in self.properties.items():
             write_private(target_of(directory, path), content.encode(), new=True)
+
+
+class ViewRequest(Generic[T]):
+    """A request to call a function with the files."""
+
+    def __init__(self, call: Callable[[PlayedFiles], T], result: asyncio.Future[T]) -> None:
+        self.call = call
+        self.result = result
+
+    def succeed(self, value: T) -> None:
+        if not self.result.done():
+            self.result.set_result(value)
+
+    def fail(self, error: BaseException) -> None:
+        if not self.result.done():
+            self.result.set_exception(as_plain_error(error))
 
 
 def target_of(directory: Path, path: str) -> Path:
