@@ -81,6 +81,29 @@ class _Line:
         """Encoder of the frame that ends the running transaction, if the transaction published here."""
 
 
+class _Hold:
+    """Uncommitted messages that may be undone: see `Publisher.hold`."""
+
+    __slots__ = ("lines", "no_undo_reason", "strict")
+
+    def __init__(self, *, strict: bool) -> None:
+        self.strict = strict
+        self.lines: dict[_Line, tuple[int, bool]] = {}
+        """The lines that grew since the hold began, each with its former length in bytes. True: the
+        transaction had not published to the line before."""
+        self.no_undo_reason = ""
+        """Why the messages cannot be undone; empty if they can."""
+
+    def keeps_back(self, buffered_bytes: int) -> bool:
+        """Return True if messages must stay in their lines. ``buffered_bytes`` is what all lines have."""
+        if self.no_undo_reason:
+            return False
+        if self.strict or buffered_bytes < HELD_BYTES_MAX:
+            return True
+        self.no_undo_reason = f"more than {HELD_BYTES_MAX >> 20} MiB were published"
+        return False
+
+
 class _Form(NamedTuple):
     """Framing of messages of one type, and the function that stamps and frames one."""
 
@@ -131,7 +154,7 @@ class _Route:
         future: OpFuture[AppendResult] | None = None
         lock.acquire()
         try:
-            if self._is_plain and not self._buffer and publisher._held_lines is None:
+            if self._is_plain and not self._buffer and publisher._hold is None:
                 publisher._observe_time()
                 future = self._appends.in_place(self._stamp, message, OUTSIDE_TXN, self._length_max)
             if future is None:
@@ -199,13 +222,7 @@ class Publisher:
         """Bytes that were published uncommitted and are not enqueued yet."""
         self._transaction: list[_Line] = []
         """Lines of the journals that the running transaction published to."""
-        self._held_lines: dict[_Line, tuple[int, bool]] | None = None
-        """The lines that grew since the hold began, each with its former length in bytes. True: the
-        transaction had not published to the line before. None without a hold."""
-        self._strict = True
-        """True if the hold is strict: see `hold`."""
-        self._no_undo_reason = ""
-        """Why messages since a hold without ``strict`` cannot be undone. Empty if they can."""
+        self._hold: _Hold | None = None
 
     @classmethod
     def standalone(cls, appends: Appends, wall_clock: Clock, entropy: Entropy) -> Publisher:
@@ -279,7 +296,14 @@ class Publisher:
         """Enqueue messages, after the uncommitted messages in line for their journal. The caller holds the
         lock. Raise ``Invalid`` for a message that is too long."""
         buffer = line.buffer
-        follows_held = self._held_lines is not None and self._has_held_messages(line)
+        hold = None if self._hold is None or line not in self._hold.lines else self._hold
+        if hold is not None and hold.strict:
+            raise NotAllowed(
+                "a committed message cannot follow uncommitted ones of the same journal while"
+                " these may still be undone",
+                journal=line.journal,
+                hint="Publish to this journal only committed messages, or only uncommitted ones.",
+            )
         begin = end = len(buffer)
         try:
             self._observe_time()
@@ -294,22 +318,9 @@ class Publisher:
             raise
         buffer.clear()
         self.buffered_bytes -= begin  # The uncommitted bytes are before `begin`.
-        if follows_held:
-            self._no_undo_reason = f"a committed message followed it in journal {line.journal}"
+        if hold is not None:
+            hold.no_undo_reason = f"a committed message followed it in journal {line.journal}"
         return future
-
-    def _has_held_messages(self, line: _Line) -> bool:
-        """Return True if the line has messages of a hold. Raise ``NotAllowed`` if the hold is strict."""
-        if self._held_lines is None or line not in self._held_lines:
-            return False
-        if self._strict:
-            raise NotAllowed(
-                "a committed message cannot follow uncommitted ones of the same journal while"
-                " these may still be undone",
-                journal=line.journal,
-                hint="Publish to this journal only committed messages, or only uncommitted ones.",
-            )
-        return True
 
     # Within a transaction.
 
@@ -342,14 +353,13 @@ class Publisher:
             if is_new:
                 line.acknowledgement = acknowledgement
                 self._transaction.append(line)
-            if self._held_lines is not None and line not in self._held_lines:
-                self._held_lines[line] = (begin, is_new)
+            hold = self._hold
+            if hold is not None:
+                hold.lines.setdefault(line, (begin, is_new))
+                if hold.keeps_back(self.buffered_bytes):
+                    return
             full = len(line.buffer) >= JOURNAL_BUFFER_BYTES
             overfull = self.buffered_bytes >= BUFFER_BYTES_MAX
-            if self._held_lines is not None and not self._no_undo_reason:
-                if self._strict or self.buffered_bytes < HELD_BYTES_MAX:
-                    return
-                self._no_undo_reason = f"more than {HELD_BYTES_MAX >> 20} MiB were published"
         if overfull:
             self.flush()
         elif full:
@@ -369,7 +379,7 @@ class Publisher:
         between `hold` and `release` while the messages can be undone.
         """
         with self._lock:
-            keeps = self._held_lines is not None and not self._no_undo_reason
+            keeps = self._hold is not None and not self._hold.no_undo_reason
             lines = [] if keeps else list(self._transaction)
         for line in lines:
             self._flush_line(line)
@@ -383,10 +393,9 @@ class Publisher:
         ``NotAllowed``.
         """
         with self._lock:
-            if self._held_lines is not None:
+            if self._hold is not None:
                 raise Bug("hold() was called twice without release() or roll_back() in between")
-            self._held_lines = {}
-            self._strict, self._no_undo_reason = strict, ""
+            self._hold = _Hold(strict=strict)
 
     def release(self) -> None:
         """End a `hold`: what it kept back cannot be undone any more, and is gathered like later messages.
@@ -394,9 +403,10 @@ class Publisher:
         Raise ``Closed`` if enough is gathered for an append, and the append service is closed.
         """
         with self._lock:
-            held_lines, self._held_lines = self._held_lines, None
+            lines = () if self._hold is None else self._hold.lines
+            self._hold = None
             overfull = self.buffered_bytes >= BUFFER_BYTES_MAX
-            full = [line for line in held_lines or () if len(line.buffer) >= JOURNAL_BUFFER_BYTES]
+            full = [line for line in lines if len(line.buffer) >= JOURNAL_BUFFER_BYTES]
         if overfull:
             self.flush()
             return
@@ -408,13 +418,15 @@ class Publisher:
         was not kept back: this cannot happen in a strict hold. Without a hold, do nothing.
         """
         with self._lock:
-            held_lines, self._held_lines = self._held_lines, None
-            if self._no_undo_reason:
+            hold, self._hold = self._hold, None
+            if hold is None:
+                return
+            if hold.no_undo_reason:
                 raise NotAllowed(
-                    f"cannot undo published messages: {self._no_undo_reason}",
+                    f"cannot undo published messages: {hold.no_undo_reason}",
                     hint="Raise DeferToNextTransaction before publishing, or consume smaller batches.",
                 )
-            for line, (length, is_new) in (held_lines or {}).items():
+            for line, (length, is_new) in hold.lines.items():
                 self.buffered_bytes -= len(line.buffer) - length
                 del line.buffer[length:]
                 if is_new:
