@@ -2,7 +2,7 @@
 
 The log has every commit since it was last pruned. To restore a commit, play the log exactly to the commit's
 end. A first operation with `group_time` marks where an append begins. The original appends single
-operations: in its logs, any write may be the first operation of a commit.
+operations, and commits begin with a write: in its logs, each write may begin a commit.
 
 Hints name the files that lived when they were taken, not files deleted before. So a commit can be restored
 only by hints that are older. Of several hints, play the newest ones that are older than the moment. To keep
@@ -127,7 +127,7 @@ class _Scan:
         playback = Playback(hints, observer=self._observe)
         self._playback = playback
         self._within_hints = playback.fsm.has_hints
-        _play(source, playback, None, lambda _: None)
+        _play(source, playback, end=None, perform=lambda _: None)
         self.positions.append(Position(playback.offset, self._time))
 
     def _observe(self, op: RecordedOp, outcome: Outcome) -> None:

@@ -114,31 +114,38 @@ class DecodedRows(Sequence[Envelope[Any]]):
 
 
 class Picked(NamedTuple):
-    """Some rows of `DecodedRows`. ``keys``: for each, the position of the message that commits it."""
+    """Some rows of `DecodedRows`, and for each the position of the message that commits it."""
 
     source: DecodedRows
     rows: Array64
-    keys: Array64
+    commit_positions: Array64
 
 
 class CommittedRows(MessageRows):
-    """Committed messages, in the order in which they take effect."""
+    """Committed messages, in the order in which they take effect.
+
+    Message ``i`` is row ``row_numbers[i]`` of ``sources[source_numbers[i]]``. The message at position
+    ``commit_positions[i]`` commits it; messages ascend by these positions.
+    """
 
     def __init__(
-        self, sources: Sequence[DecodedRows], which: Array64, rows: Array64, keys: Array64
+        self,
+        sources: Sequence[DecodedRows],
+        source_numbers: Array64,
+        row_numbers: Array64,
+        commit_positions: Array64,
     ) -> None:
-        """Make the rows. Row ``i`` is row ``rows[i]`` of ``sources[which[i]]``. The message at position
-        ``keys[i]`` commits it. Rows ascend by it."""
         self._sources = sources
-        self._which = which
-        self._rows = rows
-        self.keys = keys
+        self._source_numbers = source_numbers
+        self._row_numbers = row_numbers
+        self.commit_positions = commit_positions
         self._envelopes: dict[int, Envelope[Any]] = {}
         """Envelopes that were asked for: mostly the first and the last."""
 
     @classmethod
     def of(cls, picked: Sequence[Picked]) -> CommittedRows:
-        """Return the rows of all ``picked``, sorted by their keys. Rows of equal keys keep their order."""
+        """Return the rows of all ``picked``, in the order in which they are committed. Rows that
+        one message commits keep their order."""
         numbers: dict[int, int] = {}
         sources: list[DecodedRows] = []
         for part in picked:
@@ -147,16 +154,18 @@ class CommittedRows(MessageRows):
                 sources.append(part.source)
         if len(picked) == 1:
             (part,) = picked
-            return cls(sources, np.zeros(len(part.rows), np.int64), part.rows, part.keys)
+            return cls(
+                sources, np.zeros(len(part.rows), np.int64), part.rows, part.commit_positions
+            )
         counts = [len(part.rows) for part in picked]
-        which = np.repeat([numbers[id(part.source)] for part in picked], counts)
+        source_numbers = np.repeat([numbers[id(part.source)] for part in picked], counts)
         rows = np.concatenate([part.rows for part in picked])
-        keys = np.concatenate([part.keys for part in picked])
-        order = np.argsort(keys, kind="stable")
-        return cls(sources, which[order], rows[order], keys[order])
+        positions = np.concatenate([part.commit_positions for part in picked])
+        order = np.argsort(positions, kind="stable")
+        return cls(sources, source_numbers[order], rows[order], positions[order])
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._row_numbers)
 
     @overload
     def __getitem__(self, index: int) -> Envelope[Any]: ...
@@ -166,10 +175,15 @@ class CommittedRows(MessageRows):
         if isinstance(index, int):
             position = range(len(self))[index]
             if position not in self._envelopes:
-                source = self._sources[self._which[position]]
-                self._envelopes[position] = source.envelopes(self._rows[[position]])[0]
+                source = self._sources[self._source_numbers[position]]
+                self._envelopes[position] = source.envelopes(self._row_numbers[[position]])[0]
             return self._envelopes[position]
-        part = CommittedRows(self._sources, self._which[index], self._rows[index], self.keys[index])
+        part = CommittedRows(
+            self._sources,
+            self._source_numbers[index],
+            self._row_numbers[index],
+            self.commit_positions[index],
+        )
         if "table" in vars(self):  # The table is made already: share its columns.
             begin, end, _ = index.indices(len(self))
             part.table = self.table.slice(begin, max(0, end - begin))
@@ -178,39 +192,39 @@ class CommittedRows(MessageRows):
     def __iter__(self) -> Iterator[Envelope[Any]]:
         envelopes: list[Any] = [None] * len(self)
         for number, source in enumerate(self._sources):
-            places = np.flatnonzero(self._which == number)
+            places = np.flatnonzero(self._source_numbers == number)
             if len(places):
-                decoded = source.envelopes(self._rows[places])
+                decoded = source.envelopes(self._row_numbers[places])
                 for place, envelope in zip(places.tolist(), decoded, strict=True):
                     envelopes[place] = envelope
         return iter(envelopes)
 
     def size_of(self, count: int) -> int:
-        which, rows, size = self._which[:count], self._rows[:count], 0
+        source_numbers, rows, size = self._source_numbers[:count], self._row_numbers[:count], 0
         for number, source in enumerate(self._sources):
-            picked = rows[which == number]
+            picked = rows[source_numbers == number]
             size += int((source.columns.ends[picked] - source.columns.begins[picked]).sum())
         return size
 
     def begin_of(self, position: int) -> Offset:
         """Return the offset of the message at a position."""
-        source = self._sources[self._which[position]]
-        return int(source.columns.begins[self._rows[position]])
+        source = self._sources[self._source_numbers[position]]
+        return int(source.columns.begins[self._row_numbers[position]])
 
     def clock_of(self, position: int) -> int:
         """Return the clock of the message at a position."""
-        source = self._sources[self._which[position]]
-        return int(source.columns.uuids.clocks[self._rows[position]])
+        source = self._sources[self._source_numbers[position]]
+        return int(source.columns.uuids.clocks[self._row_numbers[position]])
 
     @cached_property
     def table(self) -> pa.RecordBatch:
         """The messages as a batch of Arrow."""
         places, parts = [], []
         for number, source in enumerate(self._sources):
-            at = np.flatnonzero(self._which == number)
+            at = np.flatnonzero(self._source_numbers == number)
             if len(at):
                 places.append(at)
-                parts.append(source.arrays_at(self._rows[at]))
+                parts.append(source.arrays_at(self._row_numbers[at]))
         schema = self._sources[0].form.schema
         if len(parts) == 1:
             return pa.RecordBatch.from_arrays(parts[0], schema=schema)

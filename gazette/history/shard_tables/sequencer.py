@@ -296,11 +296,11 @@ class TableSequencer(Sequencer[Any]):
 
         These rows may end within those that one acknowledgement commits. Then the others stay pending.
         """
-        key = int(committed.keys[count])
-        if key:
-            self.sequence(rows.part(0, key))
-        if count and committed.keys[count - 1] == key:
-            producer = _producer(rows.columns.uuids.producers[key])
+        end = int(committed.commit_positions[count])
+        if end:
+            self.sequence(rows.part(0, end))
+        if count and committed.commit_positions[count - 1] == end:
+            producer = _producer(rows.columns.uuids.producers[end])
             partial = self._partials[rows.form.journal][producer]
             partial.min_clock = committed.clock_of(count - 1)
             partial.begin = committed.begin_of(count)
@@ -367,7 +367,7 @@ class _ChunkDrain(Drain[Any]):
         self._sequencer.outcomes.clear()
         self._sequencer.outcomes.update(self._outcomes)
         self._sequencer.consume_first(rows, committed, count)
-        self._rows = rows.part(int(committed.keys[count]), len(rows))
+        self._rows = rows.part(int(committed.commit_positions[count]), len(rows))
 
     def _advance(self, consumed: Sequence[Any]) -> None:
         raise AssertionError("the states of producers advance as their rows are taken")
@@ -435,7 +435,7 @@ class _ReplayDrain(Drain[Any]):
             raise Corrupt(
                 f"replay has wrong Begin ({rows.begin}; expected {wanted.begin})",
                 hint="The journal has lost messages of an open transaction: raise its retention, "
-                "or move the shard's min_offset behind it.",
+                "or move the shard's min_offset after it.",
                 **wanted._asdict(),
             )
         self._is_first = False

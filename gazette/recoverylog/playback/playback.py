@@ -72,7 +72,7 @@ class Handoff(Enum):
     """What became of a hand-off operation."""
 
     NONE = "none"
-    """There is none."""
+    """No hand-off was appended."""
     UNREAD = "unread"
     """It is in the log, and was not read yet."""
     APPLIED = "applied"
