@@ -297,7 +297,7 @@ class KnownHead:
         if not await self._write(change, tenure, begin):
             raise Conflict(
                 "a former primary has acknowledged bytes at the offsets of this append",
-                hint="No action: the next append begins behind these bytes, or its error names the offsets.",
+                hint="No action: the next append begins after these bytes, or its error names the offsets.",
                 journal=self._journal,
                 begin=begin,
                 known_head=self._head.offset,

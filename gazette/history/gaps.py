@@ -102,7 +102,7 @@ def require_final(gaps: Iterable[Gap], journal: JournalSnapshot, *, fails: bool,
             continue
         if not gap.pruned and not gap.settled:
             raise NotYet(
-                f"the journal has no bytes from offset {gap.begin} to {gap.end}. The bytes behind them are "
+                f"the journal has no bytes from offset {gap.begin} to {gap.end}. The bytes after these are "
                 "too recent to call these lost: a broker may not have stored them yet",
                 hint=hint,
                 journal=journal.journal,

@@ -177,7 +177,7 @@ histories = st.one_of(
     chunk=st.integers(1, 9),
 )
 @example(
-    # Repeated after it was acknowledged, and going on: what is pending begins behind the repetition.
+    # Repeated after it was acknowledged, and going on: what is pending begins after the repetition.
     items=[
         Item(0, 1, 1),
         Item(0, 2, 1),
@@ -304,7 +304,7 @@ def _fields(envelope: Envelope[Any], *, clock: int) -> tuple[Any, ...]:
     chunk=st.integers(1, 9),
 )
 @example(
-    # What is pending in the second part begins behind a repetition of what the first one has committed.
+    # What is pending in the second part begins after a repetition of what the first one has committed.
     items=[Item(0, 1, 0), Item(0, 4, ACK_TXN), Item(0, 3, 1), Item(0, 6, 1)],
     cuts=[2],
     chunk=9,

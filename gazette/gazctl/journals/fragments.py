@@ -87,7 +87,7 @@ def note_holes(
         context.terminal.note(
             f"{journal}: no fragment has offsets {begin} to {end} ({bytes_text(end - begin)}). "
             f"Readers that get there go on at {end}: at once if `gazctl journals reset-head` confirmed a "
-            f"head behind these offsets, and else {_WAIT_H} h after the next fragment was stored."
+            f"head after these offsets, and else {_WAIT_H} h after the next fragment was stored."
         )
 
 
