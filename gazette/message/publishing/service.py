@@ -19,7 +19,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from gazette.client.append.appender import AppendParams, AppendResult
+from gazette.client.append.appender import AppendParams, AppendResult, may_be_appended
 from gazette.client.append.service import AppendService, AppendServiceSettings
 from gazette.client.client import Client
 from gazette.client.wait_question import ask_reason
@@ -42,9 +42,6 @@ BACKLOG_BYTES_MAX: Final = 32 << 20
 CLOSE_S: Final = 10.0
 """Seconds that the end of a publisher may take."""
 _SETTINGS: Final = AppendServiceSettings(memory_max=2 * BACKLOG_BYTES_MAX)
-_UNCLEAR: Final = (Unavailable, Closed)
-"""Errors of an append that may have taken place: its broker did not answer in time, or the publisher was
-closed."""
 
 
 class CommitFailed(Broken):
@@ -179,12 +176,14 @@ class PublishingService:
             async with self._in_time("the message was not appended", self._deadline()):
                 return await await_future(future)
         except GazetteError as error:
-            unknown = (journal,) if isinstance(error, _UNCLEAR) else ()
-            raise self._fail_with(
-                CommitFailed(
-                    f"publishing to {journal} has failed: {error}", unknown=unknown, hint=error.hint
+            failure = f"publishing to {journal} has failed"
+            if may_be_appended(error):
+                failed = CommitFailed(
+                    f"{failure}, and the message may be visible: {error}", unknown=(journal,)
                 )
-            ) from error
+            else:
+                failed = CommitFailed(f"{failure}: {error}", hint=error.hint)
+            raise self._fail_with(failed) from error
 
     # Transactions.
 
@@ -304,7 +303,7 @@ class PublishingService:
                     ends[journal] = future.result().commit.end
             except GazetteError as error:
                 cause = cause or error
-                if not isinstance(error, _UNCLEAR):
+                if not may_be_appended(error):
                     refused.add(journal)
         if cause is not None:
             raise self._fail_with(self._not_everywhere(intents, ends, refused, cause)) from cause
