@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from gazette.client.append.appender import AppendParams, AppendResult, may_be_appended
 from gazette.client.append.service import AppendService, AppendServiceSettings
@@ -34,6 +34,8 @@ from gazette.runtime.failpoints import reach
 from gazette.runtime.loop_bound import MadeBeforeFork
 from gazette.runtime.tasks import BlockingPool, OpFuture, TaskScope, await_future
 from gazette.runtime.timeouts import timeout
+
+T = TypeVar("T")
 
 TIMEOUT_S: Final = 60.0
 """Seconds that a publish or a commit may take, unless another number is given."""
@@ -95,6 +97,8 @@ class PublishingService:
         self._directory = None if commits is None else Path(commits)
         self._records: CommitRecords | None = None
         self._pool = BlockingPool("commit-records", 1)
+        self._disk_call: OpFuture[Any] | None = None
+        """The last call for the records. If the disk hangs, the call outlives the wait for it."""
         self._failure: BaseException | None = None
         """Error after which the publisher cannot be used any more."""
         self._process = MadeBeforeFork("a publisher")
@@ -106,14 +110,48 @@ class PublishingService:
         Raise ``Invalid`` if another publisher uses the directory. Raise ``Unavailable`` or ``Corrupt`` if the
         records cannot be read in time, and ``CommitFailed`` unless all appends succeed within the timeout.
         """
-        if self._directory is None:
+        directory = self._directory
+        if directory is None:
             return
+
+        def load() -> dict[JournalName, bytes]:
+            self._records = CommitRecords(directory)
+            return self._records.load()
+
         deadline = self._deadline()
-        self._records = CommitRecords(self._directory)
-        async with self._in_time("the record of a former commit was not read", deadline):
-            intents = await self._pool.run(self._records.load)
+        try:
+            intents = await self._on_disk(deadline, load)
+        except TimeoutError as error:
+            raise Unavailable(
+                f"the record of a former commit was not read: {error}",
+                hint="Check the disk of the directory.",
+                directory=directory,
+            ) from error
         if intents:
             await self._acknowledge(intents, deadline)
+
+    async def _on_disk(self, deadline: float, call: Callable[..., T], *args: Any) -> T:
+        """Make a call for the records, in their thread. Raise ``TimeoutError`` with the directory after
+        ``deadline``. The call then goes on."""
+        self._disk_call = self._pool.submit(call, *args)
+        try:
+            async with asyncio.timeout_at(deadline):
+                return await await_future(self._disk_call)
+        except TimeoutError as error:
+            raise TimeoutError(
+                f"the directory {self._directory} did not answer within {self._timeout_s:g} s"
+            ) from error
+
+    def _release_directory(self) -> None:
+        """Release the directory for other publishers once no call for the records runs. Otherwise a late call
+        would make a record that no publisher completes, or remove that of another publisher."""
+
+        def close(_: object) -> None:
+            if self._records is not None:
+                self._records.close()
+
+        if self._disk_call is not None:
+            self._disk_call.add_done_callback(close)
 
     def abandon(self) -> None:
         """Do what `close` does, without waiting, and leave the thread of the records. Call this on the event
@@ -121,8 +159,7 @@ class PublishingService:
         self._closed = True
         self._appends.abandon()
         self._scope.cancel()
-        if self._records is not None:
-            self._records.close()
+        self._release_directory()
 
     async def close(self) -> None:
         """End the publisher, within about twice `CLOSE_S` seconds. Appends that wait are given up."""
@@ -138,8 +175,7 @@ class PublishingService:
                 await self._scope.stop(CLOSE_S)
             finally:
                 self._pool.close()
-                if self._records is not None:
-                    self._records.close()
+                self._release_directory()
 
     # Outputs and messages.
 
@@ -228,8 +264,8 @@ class PublishingService:
     async def commit(self, intents: Mapping[JournalName, bytes]) -> dict[JournalName, int]:
         """Commit the transaction that `end_for_commit` has ended. Return the offset after it, by journal.
 
-        The timeout bounds all appends together. Raise ``CommitFailed``, which says where the transaction is
-        visible. After a cancellation it is not known where the transaction is visible.
+        The timeout bounds the record and all appends together. Raise ``CommitFailed``, which says where the
+        transaction is visible. After a cancellation it is not known where the transaction is visible.
         """
         deadline = self._deadline()
         try:
@@ -241,10 +277,10 @@ class PublishingService:
             raise self._fail_with(_nothing_is_visible(error)) from error
         if self._records is not None and len(intents) > 1:
             try:
-                await self._pool.run(self._records.save, intents)
+                await self._on_disk(deadline, self._records.save, intents)
             except Unavailable as error:
                 raise self._fail_with(_nothing_is_visible(error)) from error
-            except Broken as error:
+            except (Broken, TimeoutError) as error:
                 raise self._fail_with(self._perhaps_recorded(intents, error)) from error
         await reach("publish.decided", self._publisher.producer.hex(), self._client.clock)
         return await self._acknowledge(intents, deadline)
@@ -309,8 +345,8 @@ class PublishingService:
             raise self._fail_with(self._not_everywhere(intents, ends, refused, cause)) from cause
         if self._records is not None and len(intents) > 1:
             try:
-                await self._pool.run(self._records.clear)
-            except Unavailable as error:
+                await self._on_disk(self._deadline(), self._records.clear)
+            except (Unavailable, TimeoutError) as error:
                 raise self._fail_with(_stays_recorded(ends, error)) from error
         return ends
 
@@ -351,14 +387,15 @@ class PublishingService:
         )
 
     def _perhaps_recorded(
-        self, intents: Mapping[JournalName, bytes], error: BaseException
+        self, intents: Mapping[JournalName, bytes], error: Exception
     ) -> CommitFailed:
         assert self._records is not None
         return CommitFailed(
             f"the transaction is visible nowhere, and may become visible later ({error})",
             unknown=tuple(sorted(intents)),
-            hint=f"Mend the directory. If {self._records.path} is there, the next publisher with this "
-            "directory commits the transaction. If it is not, publish the messages again.",
+            hint="End this program, which may still make the record, and mend the directory. If "
+            f"{self._records.path} is there then, the next publisher with this directory commits the "
+            "transaction. If it is not, publish the messages again.",
         )
 
     def _deadline(self) -> float:
@@ -420,7 +457,7 @@ class PublishingService:
         return error
 
 
-def _stays_recorded(ends: Mapping[JournalName, int], error: GazetteError) -> CommitFailed:
+def _stays_recorded(ends: Mapping[JournalName, int], error: Exception) -> CommitFailed:
     return CommitFailed(
         f"the transaction is visible in all its journals, and its record was not removed ({error})",
         committed=tuple(sorted(ends)),
