@@ -46,7 +46,7 @@ class Grace:
     def __init__(
         self, clock: Clock, answers: type[GazetteError] | tuple[type[GazetteError], ...] = NotFound
     ) -> None:
-        """``answers`` are the errors of brokers that lag behind etcd."""
+        """Begin without an answer. ``answers`` are the errors of brokers that lag behind etcd."""
         self._clock = clock
         self._answers = answers
         self._since: float | None = None

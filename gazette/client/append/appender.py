@@ -365,7 +365,8 @@ async def append(
     the commands that confirm a head ask by an append. `may_be_appended` judges the errors. Cancellation: the
     content may have been appended.
     """
-    attempt, call, attempts = 0, RepeatedCall(), Attempts(client.clock)
+    attempt, call = 0, RepeatedCall()
+    attempts: Attempts | None = None
     is_iterator = isinstance(content, AsyncIterator | Iterator)
     try:
         while True:
@@ -377,6 +378,7 @@ async def append(
                     content, bytes | bytearray | memoryview
                 )
                 is_final = not (was_held_up or _is_retried(error))
+                attempts = attempts or Attempts(client.clock)
                 if is_iterator or attempts.end_with(error, is_final=is_final):
                     raise
                 attempt += 1

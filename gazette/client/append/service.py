@@ -430,7 +430,7 @@ class AppendService:
         queue.trouble = ""
         checked = batch.params.check_registers is not None
         clock = self._client.clock
-        attempts = Attempts(clock)
+        attempts: Attempts | None = None
         while True:
             begun = clock.monotonic()
             try:
@@ -439,6 +439,7 @@ class AppendService:
                 )
             except (GazetteError, OSError) as error:
                 is_final = is_terminal(error, checked=checked, lasted_s=clock.monotonic() - begun)
+                attempts = attempts or Attempts(clock)
                 if attempts.end_with(error, is_final=is_final):
                     raise
                 queue.flowing = False
