@@ -3,7 +3,7 @@
 A transaction's messages are pending until their acknowledgement is in the same journal. Within one journal
 that is all or nothing. Over several journals, one acknowledgement for each is appended once all messages are
 in place. A process that dies between two acknowledgements leaves a part of the transaction visible, unless it
-has a directory for `CommitRecords`.
+has a directory for `AwaitedRecords`.
 
 An append that was enqueued cannot be withdrawn. So a publisher cannot be used any more after a failed commit,
 or after a wait that was given up. Messages that get no acknowledgement stay pending for ever, and no reader
@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from gazette.client.append.appender import AppendParams, AppendResult, may_be_appended
 from gazette.client.append.service import AppendService, AppendServiceSettings
@@ -26,16 +26,14 @@ from gazette.client.wait_question import ask_reason
 from gazette.errors import Broken, Closed, GazetteError, Invalid, NotAllowed, Unavailable
 from gazette.message.mapping import Partition
 from gazette.message.publisher import Publisher
-from gazette.message.publishing.commit_records import CommitRecords
+from gazette.message.publishing.commit_records import AwaitedRecords
 from gazette.message.publishing.outputs import MappingName, Output, Outputs
 from gazette.message.uuid_place import names_of
 from gazette.protocol.ids import JournalName
 from gazette.runtime.failpoints import reach
 from gazette.runtime.loop_bound import MadeBeforeFork
-from gazette.runtime.tasks import BlockingPool, OpFuture, TaskScope, await_future
+from gazette.runtime.tasks import OpFuture, TaskScope, await_future
 from gazette.runtime.timeouts import timeout
-
-T = TypeVar("T")
 
 TIMEOUT_S: Final = 60.0
 """Seconds that a publish or a commit may take, unless another number is given."""
@@ -94,11 +92,7 @@ class PublishingService:
         self._outputs = Outputs(client, self._scope, mapping, uuid)
         self._appends = AppendService(client, settings=_SETTINGS)
         self._publisher = Publisher.standalone(self._appends, client.clock, random.SystemRandom())
-        self._directory = None if commits is None else Path(commits)
-        self._records: CommitRecords | None = None
-        self._pool = BlockingPool("commit-records", 1)
-        self._disk_call: OpFuture[Any] | None = None
-        """The last call for the records. If the disk hangs, the call outlives the wait for it."""
+        self._records = None if commits is None else AwaitedRecords(Path(commits), timeout_s)
         self._failure: BaseException | None = None
         """Error after which the publisher cannot be used any more."""
         self._process = MadeBeforeFork("a publisher")
@@ -110,48 +104,19 @@ class PublishingService:
         Raise ``Invalid`` if another publisher uses the directory. Raise ``Unavailable`` or ``Corrupt`` if the
         records cannot be read in time, and ``CommitFailed`` unless all appends succeed within the timeout.
         """
-        directory = self._directory
-        if directory is None:
+        if self._records is None:
             return
-
-        def load() -> dict[JournalName, bytes]:
-            self._records = CommitRecords(directory)
-            return self._records.load()
-
         deadline = self._deadline()
         try:
-            intents = await self._on_disk(deadline, load)
+            intents = await self._records.load(deadline)
         except TimeoutError as error:
             raise Unavailable(
                 f"the record of a former commit was not read: {error}",
                 hint="Check the disk of the directory.",
-                directory=directory,
+                directory=self._records.directory,
             ) from error
         if intents:
             await self._acknowledge(intents, deadline)
-
-    async def _on_disk(self, deadline: float, call: Callable[..., T], *args: Any) -> T:
-        """Make a call for the records, in their thread. Raise ``TimeoutError`` with the directory after
-        ``deadline``. The call then goes on."""
-        self._disk_call = self._pool.submit(call, *args)
-        try:
-            async with asyncio.timeout_at(deadline):
-                return await await_future(self._disk_call)
-        except TimeoutError as error:
-            raise TimeoutError(
-                f"the directory {self._directory} did not answer within {self._timeout_s:g} s"
-            ) from error
-
-    def _release_directory(self) -> None:
-        """Release the directory for other publishers once no call for the records runs. Otherwise a late call
-        would make a record that no publisher completes, or remove that of another publisher."""
-
-        def close(_: object) -> None:
-            if self._records is not None:
-                self._records.close()
-
-        if self._disk_call is not None:
-            self._disk_call.add_done_callback(close)
 
     def abandon(self) -> None:
         """Do what `close` does, without waiting, and leave the thread of the records. Call this on the event
@@ -159,14 +124,15 @@ class PublishingService:
         self._closed = True
         self._appends.abandon()
         self._scope.cancel()
-        self._release_directory()
+        if self._records is not None:
+            self._records.release()
 
     async def close(self) -> None:
         """End the publisher, within about twice `CLOSE_S` seconds. Appends that wait are given up."""
         self._closed = True
         if self._process.was_forked:
             if self._records is not None:
-                self._records.close()
+                self._records.leave()
             return
         try:
             await self._appends.close(CLOSE_S)
@@ -174,8 +140,8 @@ class PublishingService:
             try:
                 await self._scope.stop(CLOSE_S)
             finally:
-                self._pool.close()
-                self._release_directory()
+                if self._records is not None:
+                    self._records.close()
 
     # Outputs and messages.
 
@@ -277,7 +243,7 @@ class PublishingService:
             raise self._fail_with(_nothing_is_visible(error)) from error
         if self._records is not None and len(intents) > 1:
             try:
-                await self._on_disk(deadline, self._records.save, intents)
+                await self._records.save(intents, deadline)
             except Unavailable as error:
                 raise self._fail_with(_nothing_is_visible(error)) from error
             except (Broken, TimeoutError) as error:
@@ -345,7 +311,7 @@ class PublishingService:
             raise self._fail_with(self._not_everywhere(intents, ends, refused, cause)) from cause
         if self._records is not None and len(intents) > 1:
             try:
-                await self._on_disk(self._deadline(), self._records.clear)
+                await self._records.clear(self._deadline())
             except (Unavailable, TimeoutError) as error:
                 raise self._fail_with(_stays_recorded(ends, error)) from error
         return ends
@@ -371,7 +337,7 @@ class PublishingService:
         hint = None
         if self._records is not None and len(intents) > 1:
             hint = (
-                f"It is decided, and recorded in {self._directory}. The next publisher with this "
+                f"It is decided, and recorded in {self._records.directory}. The next publisher with this "
                 "directory completes it: do not publish it again."
             )
             if refused:
