@@ -51,7 +51,9 @@ class Client(BrokerAccess):
         cancellation the content may have been appended.
 
         Raise ``Fenced`` if the registers do not match, and ``Conflict`` if the head is at another offset.
-        Raise ``Unavailable`` also if content that cannot be read again was not appended.
+        Raise ``Corrupt`` while an operator must confirm the head: an `AppendService` waits for that instead.
+        Raise ``Unavailable`` also if content that cannot be read again was not appended. An error after an
+        attempt with an unknown outcome has the fact ``earlier_attempt``.
         """
         return await appender.append(self, params, content)
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Final
 from weakref import WeakKeyDictionary
 
 from gazette.client.rpc.errors import status_of
-from gazette.errors import GazetteError
+from gazette.errors import GazetteError, NotFound
 from gazette.protocol.ids import split_journal_meta
+from gazette.runtime.clock import Clock
+
+LAG_S: Final = 2.0
+"""Seconds for which a broker may not know a new journal yet: its view of etcd lags behind."""
 
 
 class Waits:
@@ -31,6 +36,35 @@ class Waits:
         """Return the last answer to a repeated call about ``journal``; empty if no such call waits."""
         reasons = [reason for name, reason in self._reasons.values() if name == journal]
         return reasons[-1] if reasons else ""
+
+
+class Grace:
+    """The time for which a call asks again, although brokers answer that there is no such journal."""
+
+    __slots__ = ("_answers", "_clock", "_since")
+
+    def __init__(
+        self, clock: Clock, answers: type[GazetteError] | tuple[type[GazetteError], ...] = NotFound
+    ) -> None:
+        """Begin without an answer. ``answers`` are the errors of brokers that lag behind etcd."""
+        self._clock = clock
+        self._answers = answers
+        self._since: float | None = None
+
+    def covers(self, error: Exception) -> bool:
+        """Return True if ``error`` is such an answer, and the first of them in a row came less than `LAG_S`
+        seconds ago. Call this with each error of the call."""
+        if not isinstance(error, self._answers):
+            self._since = None
+            return False
+        now = self._clock.monotonic()
+        if self._since is None:
+            self._since = now
+        return now - self._since < LAG_S
+
+    def end(self) -> None:
+        """Forget the answers so far."""
+        self._since = None
 
 
 class RepeatedCall:

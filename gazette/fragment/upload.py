@@ -133,17 +133,24 @@ class Upload:
     async def set_aside(self, spec: JournalSpec) -> None:
         """Store the bytes aside, unless that was done before. See `gazette.fragment.set_aside`.
 
-        Raise the error of the store, or of the spool's file. The call may then be repeated.
+        If a store refuses access, use the next store, as `put` does when the broker ends. Raise the error of
+        the store, or of the spool's file. The call may then be repeated.
         """
         await self._cut(spec)
         await self._settle_call()
-        if self.aside is None:
-            url = spec.fragment.stores[0]
+        stores = spec.fragment.stores
+        for index, url in enumerate(stores):
+            if self.aside is not None:
+                break
             active = self._shared.blob_stores.get(url)
             placed = _placed(self._shared.blob_stores, self.spool, spec, url)
             path = SetAside(placed, self.life, self.tenure).path
-            await active.calls.run(_put_object, active.store, path, self.spool)
-            self.aside = url, path
+            try:
+                await active.calls.run(_put_object, active.store, path, self.spool)
+                self.aside = url, path
+            except NotAllowed:
+                if index + 1 == len(stores):
+                    raise
         # A fragment that was put before etcd fell silent stays. Replicas of the same bytes may have found it,
         # and released their own spools. The object aside marks that fragment as unconfirmed.
 

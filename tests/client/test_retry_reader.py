@@ -18,6 +18,7 @@ from gazette.client.read.fragment_reader import FragmentAccess
 from gazette.client.read.reader import WRITE_HEAD, OffsetJump, Reader, ReadParams
 from gazette.client.read.retry_reader import RetryReader
 from gazette.client.rpc.channel import ChannelSettings
+from gazette.client.waits import LAG_S
 from gazette.errors import Closed, Corrupt, Invalid, NotAllowed, NotFound, NotYet
 from gazette.protocol.codecs.codec import new_compressor
 from gazette.protocol.fragment import Codec, Fragment
@@ -173,22 +174,33 @@ async def test_suspension_and_missing_journals_are_surfaced(
         await reader.read()
     assert await reader.read() == b"0123456789"
     # A journal may be missing for a moment: on brokers that have not heard of it yet.
-    broker.on_read(*[Send((broker.metadata(J, 0, Status.JOURNAL_NOT_FOUND),))] * 3)
-    assert await collect(client.retry_reader(ReadParams(J, end_offset=1))) == b"0"
+    unknown = [Send((broker.metadata(J, 0, Status.JOURNAL_NOT_FOUND),))] * 5
+    broker.on_read(*unknown)
+    reader = client.retry_reader(ReadParams(J, end_offset=10))
+    assert await reader.read(1) == b"0"
+    # Case: the reader moves to another such broker later.
+    reader.set_block(True)
+    reader.seek(5)
+    await client.clock.sleep(LAG_S)
+    broker.on_read(*unknown)
+    assert await collect(reader) == b"56789"
     broker.missing.add(J)
-    del broker.reads[:]
+    begun = client.clock.monotonic()
     with pytest.raises(NotFound):
         await client.retry_reader(ReadParams(J)).read()
-    assert len(broker.reads) == 4
+    assert LAG_S <= client.clock.monotonic() - begun < LAG_S + 1
 
 
-async def test_refused_credentials_are_surfaced_after_some_attempts(
+async def test_refused_credentials_are_surfaced_after_some_time(
     client: Client, broker: StubBroker, journal: StubJournal
 ) -> None:
-    broker.on_read(*[Send(fail=grpc.StatusCode.UNAUTHENTICATED)] * 4)
+    broker.on_read(*[Send(fail=grpc.StatusCode.UNAUTHENTICATED)] * 9)
+    reader = client.retry_reader(ReadParams(J))
+    begun = client.clock.monotonic()
     with pytest.raises(NotAllowed):
-        await client.retry_reader(ReadParams(J)).read()
-    assert len(broker.reads) == 4
+        await reader.read()
+    assert LAG_S <= client.clock.monotonic() - begun < LAG_S + 1
+    assert await reader.read() == b"0123456789"
 
 
 async def test_cancellation_loses_nothing(

@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 
 from gazette.client.client import Client
+from gazette.client.rpc.channel import ChannelSettings
 from gazette.consumer.inbox import Inbox
 from gazette.consumer.shard.loop_shard_io import LoopShardIO
 from gazette.protocol.status import Status
@@ -21,8 +22,9 @@ JOURNAL = "an/output"
 
 async def appended(broker: StubBroker) -> Any:
     """Return the result of appending a recovered acknowledgement."""
+    settings = ChannelSettings(silence_s=0)  # On this clock every peer is silent for minutes.
     async with (
-        Client(broker.endpoint, clock=InstantClock()) as client,
+        Client(broker.endpoint, clock=InstantClock(), channel_settings=settings) as client,
         TaskScope("test") as scope,
     ):
         context: Any = SimpleNamespace(client=client, clock=client.clock)
@@ -46,7 +48,7 @@ async def test_an_open_outcome_does_not_fail_the_shard() -> None:
         assert broker.content_of(JOURNAL) == b"ackack"
 
 
-async def test_a_journal_counts_as_gone_only_after_some_answers() -> None:
+async def test_a_journal_counts_as_gone_only_after_some_time() -> None:
     """A broker may not know a new journal yet. Without the acknowledgement, its messages would be lost."""
     async with StubBroker() as broker:
         broker.on_append(*[Reply(Status.JOURNAL_NOT_FOUND)] * 3)

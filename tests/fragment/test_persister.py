@@ -770,6 +770,17 @@ async def test_what_cannot_be_confirmed_is_kept_and_at_the_end_set_aside(bench: 
     assert paths(bench.one, "") == [f"a/journal/{NAME}.raw.unconfirmed-{LIFE}-{TENURE}"]
 
 
+async def test_what_cannot_be_confirmed_is_set_aside_in_the_next_store_if_the_first_refuses(
+    bench: Bench,
+) -> None:
+    bench.spec(stores=["s3://one/", "s3://two/"])
+    bench.unknown, bench.one.error = True, NotAllowed("access denied")
+    bench.persister.spool_complete(bench.spool(), life=LIFE, tenure=TENURE)
+    await bench.persister.finish(30.0)
+    assert paths(bench.one, "") == []
+    assert paths(bench.two, "") == [f"a/journal/{NAME}.raw.unconfirmed-{LIFE}-{TENURE}"]
+
+
 async def test_what_was_uploaded_before_etcd_fell_silent_stays_and_is_marked(bench: Bench) -> None:
     """Replicas of the same bytes may have found it, and let their own go."""
     bench.one.gate.clear()

@@ -19,8 +19,8 @@ from gazette.client.rpc.errors import (
     status_of,
     was_too_slow,
 )
-from gazette.client.waits import RepeatedCall
-from gazette.errors import Broken, GazetteError, Invalid, Unavailable
+from gazette.client.waits import Grace, RepeatedCall
+from gazette.errors import Broken, Bug, Closed, GazetteError, Invalid, Unavailable
 from gazette.protocol.append_session import SessionAppend
 from gazette.protocol.content import CHUNK_BYTES, COMMIT, WHOLE_BYTES, BytesLike, append_content
 from gazette.protocol.fragment import Fragment
@@ -32,6 +32,7 @@ from gazette.protocol.rpc import validate_append_response
 from gazette.protocol.status import Status
 from gazette.protocol.text.validation import require_fit, within
 from gazette.runtime import failpoints
+from gazette.runtime.clock import Clock
 from gazette.runtime.metrics import APPEND_BYTES
 
 if TYPE_CHECKING:
@@ -47,6 +48,8 @@ RETRIED_STATUSES: Final = frozenset(
     }
 )
 """Statuses after which a plain append is repeated: its journal is being handed over."""
+_EARLIER: Final = "earlier_attempt"
+"""Fact of an error that ended an append after an attempt with an unknown outcome."""
 
 
 class SuspendControl(IntEnum):
@@ -357,10 +360,13 @@ async def append(
     An iterator can be read only once, so it is not retried; pass a function that returns a new one. An
     attempt may have an unknown outcome: after a retry the content may be in the journal twice. Suspended
     journals and unhealthy stores are not retried. If content came too slowly for the broker, only content in
-    memory is retried: no source was slow, but this process. All other errors of `Appender.commit` are raised
-    at once. Cancellation: the content may have been appended.
+    memory is retried: no source was slow, but this process. A journal that brokers do not know is retried for
+    `LAG_S` seconds. All other errors of `Appender.commit` are raised at once, also INDEX_HAS_GREATER_OFFSET:
+    the commands that confirm a head ask by an append. `may_be_appended` judges the errors. Cancellation: the
+    content may have been appended.
     """
     attempt, call = 0, RepeatedCall()
+    attempts: Attempts | None = None
     is_iterator = isinstance(content, AsyncIterator | Iterator)
     try:
         while True:
@@ -371,7 +377,9 @@ async def append(
                 was_held_up = was_too_slow(error) and isinstance(
                     content, bytes | bytearray | memoryview
                 )
-                if is_iterator or not (was_held_up or _is_retried(error)):
+                is_final = not (was_held_up or _is_retried(error))
+                attempts = attempts or Attempts(client.clock)
+                if is_iterator or attempts.end_with(error, is_final=is_final):
                     raise
                 attempt += 1
                 client.waits.note(call, params.journal, error)
@@ -379,6 +387,40 @@ async def append(
     finally:
         if attempt:
             client.waits.end(call)
+
+
+class Attempts:
+    """The failed attempts of one append."""
+
+    __slots__ = ("_grace", "_is_open")
+
+    def __init__(self, clock: Clock) -> None:
+        self._grace = Grace(clock)
+        self._is_open = False
+        """True if one of them may have been appended."""
+
+    def end_with(self, error: Exception, *, is_final: bool) -> bool:
+        """Note the error of an attempt. Return False if the append is to be repeated.
+
+        ``is_final``: time does not cure the error. An error that ends the append says in its facts whether an
+        earlier attempt may have been appended.
+        """
+        if self._grace.covers(error) or not is_final:
+            self._is_open = self._is_open or may_be_appended(error)
+            return False
+        if self._is_open and isinstance(error, GazetteError):
+            error.facts[_EARLIER] = "may have been appended"
+        return True
+
+
+def may_be_appended(error: BaseException) -> bool:
+    """Return True if an append that failed with ``error`` may be in the journal: no broker has refused it, or
+    an earlier attempt has no known outcome."""
+    facts = error.facts if isinstance(error, GazetteError) else {}
+    is_refused = "status" in facts or "ledger" in facts
+    return _EARLIER in facts or (
+        isinstance(error, Unavailable | Broken | Closed | Bug) and not is_refused
+    )
 
 
 def _is_retried(error: GazetteError) -> bool:

@@ -16,9 +16,11 @@ from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from gazette.errors import GazetteError
 from gazette.protocol.append_session import SessionAppend
 from gazette.protocol.content import CHUNK_BYTES, BytesLike
 from gazette.protocol.ids import Revision
+from gazette.protocol.journal_life import created_again
 from gazette.runtime.tasks import OpFuture, failed
 
 if TYPE_CHECKING:
@@ -289,6 +291,28 @@ class JournalQueue:
     def attempt(self) -> SessionAppend:
         """Return the session append of the batch that was begun last, for the broker."""
         return SessionAppend(self.session, self.sequence, self.ledger)
+
+    def adopt_ledger(self, error: Exception) -> bool:
+        """Adopt the ledger that a primary named because it does not know the session. On the loop only.
+
+        Return False if it named none, or the same. Raise ``Corrupt`` if the journal was created again since
+        its appends began.
+        """
+        facts = error.facts if isinstance(error, GazetteError) else {}
+        ledger = facts.get("ledger", "")
+        is_other = bool(ledger) and ledger != self.ledger
+        if is_other:
+            created: Revision = facts["created"]
+            if self.created and created and created != self.created:
+                raise created_again(
+                    self.journal,
+                    self.created,
+                    created,
+                    hint="Earlier appends are gone with the former journal. Make a new publisher or append"
+                    " service, and publish again what the present journal needs.",
+                ) from error
+            self.ledger, self.created = ledger, created or self.created
+        return is_other
 
     def close_spill(self) -> None:
         """Retire the spill file: it is deleted once it holds no segment."""

@@ -33,7 +33,13 @@ from collections.abc import Set as AbstractSet
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from gazette.client.append.appender import AppendParams, AppendResult, append_once, backoff_s
+from gazette.client.append.appender import (
+    AppendParams,
+    AppendResult,
+    Attempts,
+    append_once,
+    backoff_s,
+)
 from gazette.client.append.backlog import NOTHING, AppendServiceSettings, Backlog, JournalAppends
 from gazette.client.append.queue import (
     SEGMENT_BYTES,
@@ -48,8 +54,6 @@ from gazette.client.rpc.errors import is_refusal_of_rights, status_of
 from gazette.client.waits import reason_of
 from gazette.errors import Broken, Bug, Closed, Fenced, GazetteError, Invalid
 from gazette.protocol.content import BytesLike
-from gazette.protocol.ids import Revision
-from gazette.protocol.journal_life import created_again
 from gazette.protocol.status import Status
 from gazette.runtime.loop_bound import LoopBound
 from gazette.runtime.tasks import (
@@ -98,7 +102,7 @@ def is_terminal(error: Exception, *, checked: bool, lasted_s: float = 0.0) -> bo
     A refusal of rights is final, unless the attempt lasted so long (``lasted_s``) that its token may have
     expired. Retry after these: unreachable brokers, a journal between owners, too few brokers, suspension, a
     head that an operator must confirm. Retry after any other failure of gRPC as well: a broker that stops
-    may refuse with any of them.
+    may refuse with any of them. (`Attempts` retries for some time after JOURNAL_NOT_FOUND.)
     """
     if isinstance(error, Closed | Bug | Invalid):
         return True
@@ -426,6 +430,7 @@ class AppendService:
         queue.trouble = ""
         checked = batch.params.check_registers is not None
         clock = self._client.clock
+        attempts: Attempts | None = None
         while True:
             begun = clock.monotonic()
             try:
@@ -433,12 +438,14 @@ class AppendService:
                     self._client, batch.params, self._content(segments), queue.attempt()
                 )
             except (GazetteError, OSError) as error:
-                if is_terminal(error, checked=checked, lasted_s=clock.monotonic() - begun):
+                is_final = is_terminal(error, checked=checked, lasted_s=clock.monotonic() - begun)
+                attempts = attempts or Attempts(clock)
+                if attempts.end_with(error, is_final=is_final):
                     raise
                 queue.flowing = False
                 # A new primary refuses a session that names another ledger than its own. The answer names the
                 # primary's ledger, so retry sooner: at once after a first attempt.
-                is_adopted = _adopt_ledger(queue, error)
+                is_adopted = queue.adopt_ledger(error)
                 queue.trouble = "" if is_adopted else reason_of(error)
                 delay_s = backoff_s(attempt - 1 if is_adopted else attempt)
                 log.log(
@@ -458,26 +465,6 @@ class AppendService:
     async def _loaded(self, segments: list[Segment]) -> AsyncIterator[BytesLike]:
         for segment in segments:
             yield await self._pool.run(segment.load) if segment.file else segment.load()
-
-
-def _adopt_ledger(queue: JournalQueue, error: Exception) -> bool:
-    """Adopt the ledger that a primary named because it does not know the session. Return False if it named
-    none, or the same. Raise ``Corrupt`` if the journal was created again since its appends began."""
-    facts = error.facts if isinstance(error, GazetteError) else {}
-    ledger = facts.get("ledger", "")
-    is_other = bool(ledger) and ledger != queue.ledger
-    if is_other:
-        created: Revision = facts["created"]
-        if queue.created and created and created != queue.created:
-            raise created_again(
-                queue.journal,
-                queue.created,
-                created,
-                hint="Earlier appends are gone with the former journal. Make a new publisher or append"
-                " service, and publish again what the present journal needs.",
-            ) from error
-        queue.ledger, queue.created = ledger, created or queue.created
-    return is_other
 
 
 async def _done(future: OpFuture[Any]) -> None:

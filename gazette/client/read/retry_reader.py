@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, Self
 from gazette.client.append.appender import backoff_s
 from gazette.client.read.reader import OffsetJump, Reader, ReadParams
 from gazette.client.rpc.errors import status_of
+from gazette.client.waits import Grace
 from gazette.errors import Bug, Closed, Corrupt, GazetteError, Invalid, NotAllowed, NotFound, NotYet
 from gazette.protocol.fragment import Fragment
 from gazette.protocol.route import Header
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_ATTEMPTS_MAX: Final = 3
-"""Number of attempts before ``NotFound`` or ``NotAllowed`` is final: routes and tokens may be old."""
 _DIRECT_FAILURES_MAX: Final = 3
 """Number of failures to open fragments at their store before all fragments are read through brokers."""
 _AHEAD_BYTES: Final = 16 << 20
@@ -36,9 +35,9 @@ class RetryReader:
     """The bytes of a journal in order, through failures of brokers. Loop-bound. The bytes end at
     ``end_offset`` only. The reader retries every error except these: ``OffsetJump``; ``NotYet`` unless it
     blocks; suspension; ``Corrupt``, also for a journal that was created again; ``Invalid``, ``Bug`` and
-    ``Closed``; and, after some attempts, ``NotFound`` and ``NotAllowed``. Fragments that can be opened at
-    their store are read from there, each opened before the last one ends. Once that has failed
-    `_DIRECT_FAILURES_MAX` times in a row, all fragments are read through brokers.
+    ``Closed``; and ``NotFound`` and ``NotAllowed``, once they have come for some time (`Grace`). Fragments
+    that can be opened at their store are read from there, each opened before the last one ends. Once that has
+    failed `_DIRECT_FAILURES_MAX` times in a row, all fragments are read through brokers.
     """
 
     def __init__(
@@ -72,6 +71,7 @@ class RetryReader:
         self._next: Reader | None = None  # Opened ahead.
         self._scope = TaskScope(f"read {params.journal}")
         self._attempt = -1  # Failures in a row, less one.
+        self._grace = Grace(self._clock, (NotFound, NotAllowed))  # Routes and tokens may be old.
         self._direct_failures = 0
         self._proxied = False
         """True if a broker reads the present fragment, because this process could not open it."""
@@ -151,6 +151,7 @@ class RetryReader:
             if piece:
                 if self._attempt >= 0:
                     self._client.waits.end(self)
+                    self._grace.end()
                 self._attempt = -1
                 if reader.direct is not None:
                     self._direct_failures = 0
@@ -253,8 +254,9 @@ class RetryReader:
         self._on_interrupted()
         if status_of(error) == Status.SUSPENDED.name:
             raise error
-        if isinstance(error, NotFound | NotAllowed) and self._attempt >= _ATTEMPTS_MAX:
+        if not self._grace.covers(error) and isinstance(error, NotFound | NotAllowed):
             self._attempt = -1
+            self._grace.end()
             raise error
         self._client.waits.note(self, self.params.journal, error)
         log.debug(

@@ -8,7 +8,7 @@ from typing import Final, TypeVar
 
 from gazette.client.client import Client
 from gazette.client.journals import ListedJournal
-from gazette.client.waits import RepeatedCall
+from gazette.client.waits import Grace, RepeatedCall
 from gazette.consumer.broker_watch import RetryLog
 from gazette.errors import Invalid, NotFound, Retryable
 from gazette.labels import CONTENT_JSON_LINES, CONTENT_RECOVERY_LOG, CONTENT_TYPE
@@ -20,13 +20,8 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-NOT_FOUND_MAX: Final = 5
-"""Look-ups after which a journal counts as absent: a broker may not know a new journal yet."""
-
-
-def not_found_pause_s(answers: int) -> float:
-    """Return the seconds to wait after that many answers without the journal."""
-    return 0.025 * 2.0**answers
+_PAUSE_S: Final = 0.2
+"""Seconds to wait after an answer without the journal."""
 
 
 async def retried(call: Callable[[], Awaitable[T]], what: str, shard_id: str, clock: Clock) -> T:
@@ -82,15 +77,16 @@ class ShardJournals:
             )
 
     async def _find(self, name: str, what: str, hint: str) -> ListedJournal:
-        """Return a journal. Look again while brokers do not answer. Raise ``NotFound`` after `NOT_FOUND_MAX`
-        answers without the journal."""
-        not_found, call = 0, RepeatedCall()
+        """Return a journal. Look again while brokers do not answer. Raise ``NotFound`` if brokers do not know
+        the journal, also after some time: see `Grace`."""
+        grace, call = Grace(self._clock), RepeatedCall()
 
         async def look_up() -> ListedJournal:
             waits = self._client.waits
             try:
                 journal = await self._client.get_journal(name)
             except Retryable as error:
+                grace.end()
                 waits.note(call, name, error)
                 raise
             waits.end(call)
@@ -105,10 +101,9 @@ class ShardJournals:
                     self._clock,
                 )
             except NotFound as error:
-                not_found += 1
-                if not_found == NOT_FOUND_MAX:
+                if not grace.covers(error):
                     raise NotFound(
                         f"{what} {name} does not exist",
                         hint=f"{hint} Then: gazctl shards unassign --failed.",
                     ) from error
-            await self._clock.sleep(not_found_pause_s(not_found))
+            await self._clock.sleep(_PAUSE_S)

@@ -17,7 +17,6 @@ from gazette.consumer.application import Shard
 from gazette.consumer.contract.poison import PoisonPolicy
 from gazette.consumer.inbox import Inbox
 from gazette.consumer.shard.context import ShardContext
-from gazette.consumer.shard.journals import NOT_FOUND_MAX, not_found_pause_s
 from gazette.consumer.shard.ownership import Ownership
 from gazette.consumer.shard.source_lives import in_words_of_shard
 from gazette.consumer.transaction.poison_handler import decoded
@@ -139,15 +138,14 @@ class LoopShardIO:
         client = self._client
 
         async def append() -> Any:
-            for attempt in range(NOT_FOUND_MAX):
-                try:
-                    return await append_repeatable(client, AppendParams(journal), intent)
-                except NotFound:
-                    await self._clock.sleep(not_found_pause_s(attempt))
-            log.warning(
-                "journal %(journal)s of a recovered acknowledgement is gone", {"journal": journal}
-            )
-            return None
+            try:
+                return await append_repeatable(client, AppendParams(journal), intent)
+            except NotFound:
+                log.warning(
+                    "journal %(journal)s of a recovered acknowledgement is gone",
+                    {"journal": journal},
+                )
+                return None
 
         return self._start(append, f"acknowledge {journal}")
 

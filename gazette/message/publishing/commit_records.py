@@ -10,18 +10,22 @@ while its producer is within the next transaction, and roll that transaction bac
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import fcntl
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, TypeVar
 
 from gazette.errors import Broken, Corrupt, Invalid, Unavailable
 from gazette.protocol.ids import JournalName
+from gazette.runtime.tasks import BlockingPool, OpFuture, await_future
+
+T = TypeVar("T")
 
 _LOCK: Final = "lock"
 _RECORD: Final = "commit.json"
@@ -123,6 +127,67 @@ class CommitRecords:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+
+class AwaitedRecords:
+    """`CommitRecords` as an event loop uses them: each call runs in a thread, and has a deadline.
+
+    After its deadline, a call raises ``TimeoutError``, which names the directory. The thread goes on.
+    """
+
+    def __init__(self, directory: Path, timeout_s: float) -> None:
+        """Begin without a call. ``timeout_s`` is the time of which errors speak."""
+        self.directory = directory
+        self.path = directory / _RECORD
+        self._timeout_s = timeout_s
+        self._pool = BlockingPool("commit-records", 1)
+        self._records: CommitRecords | None = None
+        self._last_call: OpFuture[Any] | None = None
+
+    async def load(self, deadline: float) -> dict[JournalName, bytes]:
+        """Lock the directory, and return the recorded content. Errors: see `CommitRecords`."""
+
+        def load() -> dict[JournalName, bytes]:
+            self._records = CommitRecords(self.directory)
+            return self._records.load()
+
+        return await self._within(deadline, load)
+
+    async def save(self, intents: Mapping[JournalName, bytes], deadline: float) -> None:
+        """Do `CommitRecords.save`. After a ``TimeoutError`` or a cancellation the record may come later."""
+        assert self._records is not None
+        await self._within(deadline, self._records.save, intents)
+
+    async def clear(self, deadline: float) -> None:
+        """Do `CommitRecords.clear`."""
+        assert self._records is not None
+        await self._within(deadline, self._records.clear)
+
+    async def _within(self, deadline: float, call: Callable[..., T], *args: Any) -> T:
+        self._last_call = self._pool.submit(call, *args)
+        try:
+            async with asyncio.timeout_at(deadline):
+                return await await_future(self._last_call)
+        except TimeoutError as error:
+            raise TimeoutError(
+                f"the directory {self.directory} did not answer within {self._timeout_s:g} s"
+            ) from error
+
+    def close(self) -> None:
+        """Make no more calls, and `release` the directory."""
+        self._pool.close()
+        self.release()
+
+    def release(self) -> None:
+        """Release the directory for other publishers once no call runs. Otherwise a late call would make a
+        record that no publisher completes, or remove that of another publisher."""
+        if self._last_call is not None:
+            self._last_call.add_done_callback(lambda _: self.leave())
+
+    def leave(self) -> None:
+        """Release the directory at once. No call may run: a forked child has no thread of the records."""
+        if self._records is not None:
+            self._records.close()
 
 
 def _unwritable(path: Path, error: OSError) -> Unavailable:

@@ -3,7 +3,7 @@
 A transaction's messages are pending until their acknowledgement is in the same journal. Within one journal
 that is all or nothing. Over several journals, one acknowledgement for each is appended once all messages are
 in place. A process that dies between two acknowledgements leaves a part of the transaction visible, unless it
-has a directory for `CommitRecords`.
+has a directory for `AwaitedRecords`.
 
 An append that was enqueued cannot be withdrawn. So a publisher cannot be used any more after a failed commit,
 or after a wait that was given up. Messages that get no acknowledgement stay pending for ever, and no reader
@@ -19,20 +19,20 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from gazette.client.append.appender import AppendParams, AppendResult
+from gazette.client.append.appender import AppendParams, AppendResult, may_be_appended
 from gazette.client.append.service import AppendService, AppendServiceSettings
 from gazette.client.client import Client
 from gazette.client.wait_question import ask_reason
 from gazette.errors import Broken, Closed, GazetteError, Invalid, NotAllowed, Unavailable
 from gazette.message.mapping import Partition
 from gazette.message.publisher import Publisher
-from gazette.message.publishing.commit_records import CommitRecords
+from gazette.message.publishing.commit_records import AwaitedRecords
 from gazette.message.publishing.outputs import MappingName, Output, Outputs
 from gazette.message.uuid_place import names_of
 from gazette.protocol.ids import JournalName
 from gazette.runtime.failpoints import reach
 from gazette.runtime.loop_bound import MadeBeforeFork
-from gazette.runtime.tasks import BlockingPool, OpFuture, TaskScope, await_future
+from gazette.runtime.tasks import OpFuture, TaskScope, await_future
 from gazette.runtime.timeouts import timeout
 
 TIMEOUT_S: Final = 60.0
@@ -42,9 +42,6 @@ BACKLOG_BYTES_MAX: Final = 32 << 20
 CLOSE_S: Final = 10.0
 """Seconds that the end of a publisher may take."""
 _SETTINGS: Final = AppendServiceSettings(memory_max=2 * BACKLOG_BYTES_MAX)
-_UNCLEAR: Final = (Unavailable, Closed)
-"""Errors of an append that may have taken place: its broker did not answer in time, or the publisher was
-closed."""
 
 
 class CommitFailed(Broken):
@@ -95,9 +92,7 @@ class PublishingService:
         self._outputs = Outputs(client, self._scope, mapping, uuid)
         self._appends = AppendService(client, settings=_SETTINGS)
         self._publisher = Publisher.standalone(self._appends, client.clock, random.SystemRandom())
-        self._directory = None if commits is None else Path(commits)
-        self._records: CommitRecords | None = None
-        self._pool = BlockingPool("commit-records", 1)
+        self._records = None if commits is None else AwaitedRecords(Path(commits), timeout_s)
         self._failure: BaseException | None = None
         """Error after which the publisher cannot be used any more."""
         self._process = MadeBeforeFork("a publisher")
@@ -109,12 +104,17 @@ class PublishingService:
         Raise ``Invalid`` if another publisher uses the directory. Raise ``Unavailable`` or ``Corrupt`` if the
         records cannot be read in time, and ``CommitFailed`` unless all appends succeed within the timeout.
         """
-        if self._directory is None:
+        if self._records is None:
             return
         deadline = self._deadline()
-        self._records = CommitRecords(self._directory)
-        async with self._in_time("the record of a former commit was not read", deadline):
-            intents = await self._pool.run(self._records.load)
+        try:
+            intents = await self._records.load(deadline)
+        except TimeoutError as error:
+            raise Unavailable(
+                f"the record of a former commit was not read: {error}",
+                hint="Check the disk of the directory.",
+                directory=self._records.directory,
+            ) from error
         if intents:
             await self._acknowledge(intents, deadline)
 
@@ -125,14 +125,14 @@ class PublishingService:
         self._appends.abandon()
         self._scope.cancel()
         if self._records is not None:
-            self._records.close()
+            self._records.release()
 
     async def close(self) -> None:
         """End the publisher, within about twice `CLOSE_S` seconds. Appends that wait are given up."""
         self._closed = True
         if self._process.was_forked:
             if self._records is not None:
-                self._records.close()
+                self._records.leave()
             return
         try:
             await self._appends.close(CLOSE_S)
@@ -140,7 +140,6 @@ class PublishingService:
             try:
                 await self._scope.stop(CLOSE_S)
             finally:
-                self._pool.close()
                 if self._records is not None:
                     self._records.close()
 
@@ -179,12 +178,14 @@ class PublishingService:
             async with self._in_time("the message was not appended", self._deadline()):
                 return await await_future(future)
         except GazetteError as error:
-            unknown = (journal,) if isinstance(error, _UNCLEAR) else ()
-            raise self._fail_with(
-                CommitFailed(
-                    f"publishing to {journal} has failed: {error}", unknown=unknown, hint=error.hint
+            failure = f"publishing to {journal} has failed"
+            if may_be_appended(error):
+                failed = CommitFailed(
+                    f"{failure}, and the message may be visible: {error}", unknown=(journal,)
                 )
-            ) from error
+            else:
+                failed = CommitFailed(f"{failure}: {error}", hint=error.hint)
+            raise self._fail_with(failed) from error
 
     # Transactions.
 
@@ -229,8 +230,8 @@ class PublishingService:
     async def commit(self, intents: Mapping[JournalName, bytes]) -> dict[JournalName, int]:
         """Commit the transaction that `end_for_commit` has ended. Return the offset after it, by journal.
 
-        The timeout bounds all appends together. Raise ``CommitFailed``, which says where the transaction is
-        visible. After a cancellation it is not known where the transaction is visible.
+        The timeout bounds the record and all appends together. Raise ``CommitFailed``, which says where the
+        transaction is visible. After a cancellation it is not known where the transaction is visible.
         """
         deadline = self._deadline()
         try:
@@ -242,10 +243,10 @@ class PublishingService:
             raise self._fail_with(_nothing_is_visible(error)) from error
         if self._records is not None and len(intents) > 1:
             try:
-                await self._pool.run(self._records.save, intents)
+                await self._records.save(intents, deadline)
             except Unavailable as error:
                 raise self._fail_with(_nothing_is_visible(error)) from error
-            except Broken as error:
+            except (Broken, TimeoutError) as error:
                 raise self._fail_with(self._perhaps_recorded(intents, error)) from error
         await reach("publish.decided", self._publisher.producer.hex(), self._client.clock)
         return await self._acknowledge(intents, deadline)
@@ -304,14 +305,14 @@ class PublishingService:
                     ends[journal] = future.result().commit.end
             except GazetteError as error:
                 cause = cause or error
-                if not isinstance(error, _UNCLEAR):
+                if not may_be_appended(error):
                     refused.add(journal)
         if cause is not None:
             raise self._fail_with(self._not_everywhere(intents, ends, refused, cause)) from cause
         if self._records is not None and len(intents) > 1:
             try:
-                await self._pool.run(self._records.clear)
-            except Unavailable as error:
+                await self._records.clear(self._deadline())
+            except (Unavailable, TimeoutError) as error:
                 raise self._fail_with(_stays_recorded(ends, error)) from error
         return ends
 
@@ -336,7 +337,7 @@ class PublishingService:
         hint = None
         if self._records is not None and len(intents) > 1:
             hint = (
-                f"It is decided, and recorded in {self._directory}. The next publisher with this "
+                f"It is decided, and recorded in {self._records.directory}. The next publisher with this "
                 "directory completes it: do not publish it again."
             )
             if refused:
@@ -352,14 +353,15 @@ class PublishingService:
         )
 
     def _perhaps_recorded(
-        self, intents: Mapping[JournalName, bytes], error: BaseException
+        self, intents: Mapping[JournalName, bytes], error: Exception
     ) -> CommitFailed:
         assert self._records is not None
         return CommitFailed(
             f"the transaction is visible nowhere, and may become visible later ({error})",
             unknown=tuple(sorted(intents)),
-            hint=f"Mend the directory. If {self._records.path} is there, the next publisher with this "
-            "directory commits the transaction. If it is not, publish the messages again.",
+            hint="End this program, which may still make the record, and mend the directory. If "
+            f"{self._records.path} is there then, the next publisher with this directory commits the "
+            "transaction. If it is not, publish the messages again.",
         )
 
     def _deadline(self) -> float:
@@ -421,7 +423,7 @@ class PublishingService:
         return error
 
 
-def _stays_recorded(ends: Mapping[JournalName, int], error: GazetteError) -> CommitFailed:
+def _stays_recorded(ends: Mapping[JournalName, int], error: Exception) -> CommitFailed:
     return CommitFailed(
         f"the transaction is visible in all its journals, and its record was not removed ({error})",
         committed=tuple(sorted(ends)),
