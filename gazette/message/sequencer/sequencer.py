@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from enum import IntEnum
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from gazette.errors import Bug
 from gazette.message.envelope import Envelope, EnvelopeBatch
@@ -33,6 +33,7 @@ from gazette.message.uuid import (
     OUTSIDE_TXN,
     ProducerId,
     checkpoint_clock,
+    clock_at,
     clock_span,
 )
 from gazette.protocol.checkpoint import ProducerState, SourceCheckpoint
@@ -86,6 +87,8 @@ _COMMITS = frozenset(
         QueueOutcome.ACK_COMMIT_REPLAY,
     }
 )
+_STEPS: Final = 24
+"""A producer is forgotten after at least so many checkpoints."""
 _COMMITS_AT_ONCE = (OUTSIDE_TXN, FOREIGN_UUID)
 """Flags of messages that may be part of a run."""
 
@@ -115,6 +118,8 @@ class Sequencer(Generic[M]):
                 producer: PartialSequence(journal, producer, state.last_ack, state.begin)
                 for producer, state in source.producers.items()
             }
+        self._ages: dict[JournalName, tuple[int, int]] = {}
+        """By journal: the `checkpoint_clock` and the age at the last checkpoint."""
         self._ring = Ring(ring_size)
         self._pending: set[PartialSequence] = set()
         self.drain: Drain[M] | None = None
@@ -435,8 +440,9 @@ class Sequencer(Generic[M]):
 
         Forget producers that were silent for ``prune_horizon_ns`` (0: forget none). Clocks of publishers may
         differ by more than that. So a producer is as young as the last checkpoint before which it wrote a
-        message, or as the first after it was restored. `checkpoint_clock` gives the times of checkpoints;
-        ``now_ns`` is the Unix time now. A message that a forgotten producer repeats is delivered twice.
+        message, or as the first after it was restored. `_age` tells how much time passes from one checkpoint
+        to the next; ``now_ns`` is the Unix time now. A message that a forgotten producer repeats is delivered
+        twice.
         """
         self._pending.clear()
         span = clock_span(prune_horizon_ns)
@@ -444,14 +450,11 @@ class Sequencer(Generic[M]):
         sources = {}
         for journal, partials in self._partials.items():
             if span and partials:
-                acks = [partial.min_clock for partial in partials.values()]
-                newest = checkpoint_clock(acks, now_ns, span)
-                # Keep the bound at zero or above: the original wraps around and forgets every producer.
-                bound = max(0, newest - span)
+                age = self._age(journal, now_ns, span)
                 for producer, partial in list(partials.items()):
                     if partial.max_clock != partial.checked_clock:
-                        partial.checked_clock, partial.seen_at = partial.max_clock, newest
-                    elif partial.seen_at < bound and partial is not draining:
+                        partial.checked_clock, partial.seen_at = partial.max_clock, age
+                    elif partial.seen_at < age - span and partial is not draining:
                         del partials[producer]
             sources[journal] = SourceCheckpoint(
                 self._offsets.get(journal, 0),
@@ -463,3 +466,18 @@ class Sequencer(Generic[M]):
         for journal, offset in self._offsets.items():
             sources.setdefault(journal, SourceCheckpoint(offset))
         return sources
+
+    def _age(self, journal: JournalName, now_ns: int, span: int) -> int:
+        """Return the time, as a span of clocks, that has passed in a journal up to this checkpoint.
+
+        Time passes with `checkpoint_clock`, by at most 1/`_STEPS` of ``span`` for each checkpoint. So neither
+        a clock that is ahead nor a day without acknowledgements makes other producers old.
+        """
+        acks = [partial.min_clock for partial in self._partials[journal].values()]
+        newest = checkpoint_clock(acks, now_ns, span)
+        former, age = self._ages.get(journal, (newest, 0))
+        if former <= clock_at(now_ns) + span:  # Otherwise ``now_ns`` was wrong before.
+            newest = max(newest, former)
+        age += min(max(0, newest - former), span // _STEPS)
+        self._ages[journal] = newest, age
+        return age
