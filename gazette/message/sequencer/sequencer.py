@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from enum import IntEnum
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from gazette.errors import Bug
 from gazette.message.envelope import Envelope, EnvelopeBatch
@@ -28,6 +28,7 @@ from gazette.message.sequencer.held_messages import (
 )
 from gazette.message.uuid import (
     ACK_TXN,
+    AGE_STEPS,
     CONTINUE_TXN,
     FOREIGN_UUID,
     OUTSIDE_TXN,
@@ -87,8 +88,6 @@ _COMMITS = frozenset(
         QueueOutcome.ACK_COMMIT_REPLAY,
     }
 )
-_STEPS: Final = 24
-"""A producer is forgotten after at least so many checkpoints."""
 _COMMITS_AT_ONCE = (OUTSIDE_TXN, FOREIGN_UUID)
 """Flags of messages that may be part of a run."""
 
@@ -470,14 +469,14 @@ class Sequencer(Generic[M]):
     def _age(self, journal: JournalName, now_ns: int, span: int) -> int:
         """Return the time, as a span of clocks, that has passed in a journal up to this checkpoint.
 
-        Time passes with `checkpoint_clock`, by at most 1/`_STEPS` of ``span`` for each checkpoint. So neither
-        a clock that is ahead nor a day without acknowledgements makes other producers old.
+        Time passes with `checkpoint_clock`, by at most 1/`AGE_STEPS` of ``span`` for each checkpoint. So
+        neither a clock that is ahead nor a day without acknowledgements makes other producers old.
         """
         acks = [partial.min_clock for partial in self._partials[journal].values()]
         newest = checkpoint_clock(acks, now_ns, span)
         former, age = self._ages.get(journal, (newest, 0))
         if former <= clock_at(now_ns) + span:  # Otherwise ``now_ns`` was wrong before.
             newest = max(newest, former)
-        age += min(max(0, newest - former), span // _STEPS)
+        age += min(max(0, newest - former), span // AGE_STEPS)
         self._ages[journal] = newest, age
         return age
