@@ -770,6 +770,71 @@ TOO_LATE = b"HTTP/1.1 408 "
 POST = b"POST /body HTTP/1.1\r\nHost: test\r\nContent-Length: 100\r\n\r\nsome"
 
 
+async def test_a_client_that_ends_its_side_gets_its_whole_answer() -> None:
+    """As `nc -N` does. An answer that goes on may take its time; one that does not come is given up."""
+    time, asked, gate, gone = LoopTime(), asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def parts() -> AsyncIterator[bytes]:
+        for _ in range(5):
+            await gate.wait()
+            gate.clear()
+            yield b"part"
+
+    async def answer_slowly(request: Request) -> Response:
+        asked.set()
+        return StreamingResponse(parts())
+
+    async def answer_never(request: Request) -> Response:
+        asked.set()
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        gone.set()
+        return Response()
+
+    server, scope = bound(), TaskScope("test")
+    routes = [Route("/slow", answer_slowly), Route("/never", answer_never), Route("/now", path)]
+    server.start_http(scope, Starlette(routes=routes))
+
+    async def half_closed(path: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        reader, writer = await connected(server)
+        ask(writer, path)
+        await turns()
+        writer.write_eof()
+        await turns()
+        return reader, writer
+
+    reader, writer = await connected(server)
+    ask(writer, "/now")
+    writer.write_eof()
+    assert (await reader.read()).endswith(b"/now")
+    writer.close()
+    # Case: each part of the answer gives the next one its time.
+    reader, writer = await half_closed("/slow")
+    await asked.wait()
+    for _ in range(5):
+        time.advance(0.9 * http_connection.HALF_CLOSED_S)
+        await turns()
+        gate.set()
+        await turns()
+    assert (await reader.read()).count(b"part") == 5
+    writer.close()
+    # Case: a client that is gone ends its side, too.
+    reader, writer = await half_closed("/never")
+    assert not gone.is_set()
+    time.advance(http_connection.HALF_CLOSED_S)
+    await gone.wait()
+    assert await reader.read() == b""
+    writer.close()
+    # Case: half a request is no request.
+    reader, writer = await connected(server)
+    writer.write(POST[:20])
+    writer.write_eof()
+    assert await reader.read() == b""
+    writer.close()
+    await server.stop(0.0)
+    await scope.stop()
+
+
 async def test_a_body_that_does_not_come_is_given_up() -> None:
     time, asked, gone = LoopTime(), asyncio.Event(), asyncio.Event()
 

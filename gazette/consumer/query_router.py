@@ -251,6 +251,9 @@ class _Attempts:
         except RuntimeError as error:
             done()
             raise Unavailable("this member has stopped", shard=self._shard_id) from error
+        except Unavailable:
+            done()
+            raise
         answer.add_done_callback(lambda _: loop.call_soon_threadsafe(done))
         try:
             return await await_future(answer)

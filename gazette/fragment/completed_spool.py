@@ -135,8 +135,7 @@ class SpoolCompression:
         """Record that the spool's first ``length`` bytes are committed."""
         self._target = length
         if self._usable and not self._scheduled and self._due():
-            self._scheduled = True
-            self._pool.submit(self._turn)
+            self._schedule()
 
     def finish(self, fragment: Fragment) -> io.RawIOBase | None:
         """Return a reader of the whole compressed file; None if the file was given up. Call it in a thread.
@@ -154,6 +153,14 @@ class SpoolCompression:
                 return None
             return _FileContent(self._output, self._written)
 
+    def _schedule(self) -> None:
+        """Have a thread compress. Without a thread, do nothing: a later commit or `finish` compresses."""
+        self._scheduled = True
+        try:
+            self._pool.submit(self._turn)
+        except (RuntimeError, Unavailable):
+            self._scheduled = False
+
     def _due(self) -> bool:
         return self._target - self._through >= COMPRESSION_BATCH_BYTES
 
@@ -166,7 +173,7 @@ class SpoolCompression:
         has_more = self._usable and not self._finished and self._due()
         self._scheduled = has_more
         if has_more:
-            self._pool.submit(self._turn)
+            self._schedule()
 
     def _attempt(self, through: int, *, final: bool) -> bool:
         """Compress the bytes before ``through``. Return False if the compressed file is given up. Raise

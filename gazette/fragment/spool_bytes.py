@@ -252,7 +252,10 @@ class SpoolMemory:
         if self.unwritten * _WRITTEN_FROM >= self.limit and not self._is_writing:
             holders = [spool for spool in self._holders if spool.unwritten]
             self._holders = weakref.WeakKeyDictionary(dict.fromkeys(holders))
-            self._writing = self.pool.submit(_write, holders)
+            try:
+                self._writing = self.pool.submit(_write, holders)
+            except Unavailable as error:  # The next append waits for a thread, or fails.
+                self.failed(error)
 
     def free(self, length: int) -> None:
         """Count ``length`` fewer bytes. Call it in any thread, also while the garbage collector runs."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import hashlib
 from typing import Any, Final, Protocol, assert_never
 
@@ -234,11 +235,13 @@ class Spool:
         self._writing = None
 
     def _trim(self) -> None:
-        """Free the disk space of the bytes that were rolled back, in a thread."""
+        """Free the disk space of the bytes that were rolled back, in a thread. Without a thread, do nothing:
+        the next content uses the space."""
         if self._bytes is not None and (self._writing is None or self._writing.done()):
-            self._writing = self._memory.pool.submit(
-                self._bytes.truncate, self._state.fragment.length
-            )
+            with contextlib.suppress(RuntimeError, Unavailable):
+                self._writing = self._memory.pool.submit(
+                    self._bytes.truncate, self._state.fragment.length
+                )
 
     async def _settle(self, writing: concurrent.futures.Future[Any]) -> None:
         """Wait for a thread for which no other task waits.

@@ -13,7 +13,14 @@ from gazette.errors import Bug, Corrupt
 from gazette.history.snapshot import RUN_BYTES, JournalSnapshot, Run, Snapshot
 from gazette.history.summary import ProducerSummary, State, Summary, Undecided
 from gazette.history.whole_runs import Summarise, whole_runs
-from gazette.message.uuid import PRODUCER_BYTES, ProducerId, checkpoint_clock, clock_span
+from gazette.message.uuid import (
+    AGE_STEPS,
+    PRODUCER_BYTES,
+    ProducerId,
+    checkpoint_clock,
+    clock_at,
+    clock_span,
+)
 from gazette.protocol.checkpoint import Checkpoint, ProducerState, SourceCheckpoint
 from gazette.protocol.ids import JournalName, Offset
 
@@ -72,26 +79,30 @@ class FoldedSnapshot:
 
         Leave out producers that were silent for ``prune_horizon_ns`` (0: keep all), as does
         `Sequencer.checkpoint`. Its memory between two checkpoints is here in the states: ``seen_at`` is noted
-        for producers whose clocks alone would make them old.
+        unless ``last_ack`` says about the same.
         """
         horizon = clock_span(prune_horizon_ns)
         sources = dict(self.sources)
+        step, latest = horizon // AGE_STEPS, clock_at(now_ns) + horizon
         for journal in self.snapshot.journals if horizon else ():
             source = self.sources[journal.journal]
             acks = [state.last_ack for state in source.producers.values()]
             now = checkpoint_clock(acks, now_ns, horizon)
+            seen = {p: state.seen_at or state.last_ack for p, state in journal.producers.items()}
+            seen = {p: clock for p, clock in seen.items() if clock <= latest}
+            former = max(seen.values(), default=now)
+            now = max(now, former)
+            # At most one step has passed, as for the sequencer.
+            skipped = max(0, now - former - step)
             newest = self.newest[journal.journal]
             producers = {}
             for producer, state in source.producers.items():
-                before = journal.producers.get(producer)
-                if before is not None and newest[producer] == before.last_ack:
-                    seen_at = before.seen_at
-                else:
-                    seen_at = now
-                if abs(newest[producer] - now) <= horizon:
-                    producers[producer] = state
-                elif seen_at >= now - horizon:
-                    producers[producer] = replace(state, seen_at=seen_at)
+                before, seen_at = journal.producers.get(producer), now
+                if before is not None and newest[producer] == before.last_ack and producer in seen:
+                    seen_at = seen[producer] + skipped
+                if seen_at >= now - horizon:
+                    is_near = state.begin is None and abs(state.last_ack - seen_at) <= step
+                    producers[producer] = replace(state, seen_at=0 if is_near else seen_at)
             sources[journal.journal] = SourceCheckpoint(source.read_through, producers)
         return Checkpoint(sources)
 

@@ -24,6 +24,7 @@ from gazette.message.message_time import MessageTime, TimeReader
 from gazette.message.sequencer.sequencer import ReplayRange, Sequencer
 from gazette.protocol.checkpoint import SourceCheckpoint
 from gazette.protocol.ids import JournalName, Offset
+from gazette.protocol.journal_life import JournalLife
 
 if TYPE_CHECKING:
     from gazette.client.client import Client
@@ -37,6 +38,8 @@ RING_SIZE: Final = 8192
 twice."""
 BATCH_MAX: Final = 4096
 _READ_BYTES_MAX: Final = 1 << 20
+_NOT_YET_S: Final = 1.0
+"""Seconds between two reads of bytes that no broker has."""
 
 OnMalformed: TypeAlias = Callable[[MalformedMessage], None]
 """Callback for each malformed frame. Reading continues after the frame unless the callback raises."""
@@ -45,7 +48,8 @@ OnMalformed: TypeAlias = Callable[[MalformedMessage], None]
 class ByteSource(Protocol):
     """The methods of `gazette.client.read.retry_reader.RetryReader` that these readers use."""
 
-    offset: Offset
+    @property
+    def offset(self) -> Offset: ...
 
     async def read(self, max_bytes: int = 0, /) -> bytes: ...
 
@@ -248,7 +252,7 @@ class CommittedReader(Generic[M]):
                 while index < len(queued):
                     index = sequencer.queue_batch(queued, index)
                     if sequencer.replay_range is not None:
-                        replayed = self._replayed(sequencer.replay_range)
+                        replayed = self._replayed(sequencer.replay_range, source.life)
                         async with aclosing(replayed):
                             async for batch in replayed:
                                 yield batch
@@ -277,16 +281,18 @@ class CommittedReader(Generic[M]):
             if batch:
                 yield batch
 
-    async def _replayed(self, wanted: ReplayRange) -> AsyncGenerator[list[Envelope[M]], None]:
+    async def _replayed(
+        self, wanted: ReplayRange, life: JournalLife | None
+    ) -> AsyncGenerator[list[Envelope[M]], None]:
         """Feed the range that the sequencer wants to read again. Yield the messages that become ready. Raise
-        ``Corrupt`` if the journal lacks a part of the range."""
+        ``Corrupt`` if the journal lacks a part of the range, or has another life."""
         journal, begin, end = wanted
         if begin < end:
-            params = replace(self._params, offset=begin, end_offset=end, block=True)
+            params = replace(self._params, offset=begin, end_offset=end, life=life, block=False)
             framing, times = await self._form.resolve(self._client, journal)
             # Malformed frames of this range were reported when they were first read.
             skip = None if self._on_malformed is None else _ignore
-            source = self._client.retry_reader(params)
+            source = _KnownBytes(self._client, params)
             replay = read_batches(
                 source, journal, framing, times=times, on_malformed=skip, may_jump=False
             )
@@ -299,6 +305,31 @@ class CommittedReader(Generic[M]):
             except OffsetJump as jump:
                 raise cannot_replay(wanted, jump) from jump
         self._sequencer.end_replay()
+
+
+class _KnownBytes:
+    """A source of bytes that were read before. While no broker has them, ask again: a broker that waits for
+    bytes does not tell the life of its journal."""
+
+    def __init__(self, client: Client, params: ReadParams) -> None:
+        self._client = client
+        self._reader = client.retry_reader(params)
+
+    @property
+    def offset(self) -> Offset:
+        return self._reader.offset
+
+    async def read(self, max_bytes: int = 0, /) -> bytes:
+        while True:
+            try:
+                return await self._reader.read(max_bytes)
+            except NotYet as error:
+                self._client.waits.note(self, self._reader.params.journal, error)
+            await self._client.clock.sleep(_NOT_YET_S)
+
+    def close(self) -> None:
+        self._client.waits.end(self)
+        self._reader.close()
 
 
 def cannot_replay(wanted: ReplayRange, jump: OffsetJump) -> Corrupt:

@@ -222,6 +222,10 @@ def clock_span(nanoseconds: int) -> int:
     return (nanoseconds // 100) << 4
 
 
+AGE_STEPS: Final = 24
+"""A producer is forgotten after at least so many checkpoints without a message of it."""
+
+
 def checkpoint_clock(acks: Iterable[int], now_ns: int, horizon: int) -> int:
     """Return the time of a checkpoint of a journal: the newest of its acknowledgements.
 

@@ -32,6 +32,8 @@ BODY_S: Final = 30.0
 """Seconds without a byte of a request's body. Then the connection is closed."""
 LINGER_S: Final = 2.0
 """Seconds for the rest of a body after the answer. Then the connection is closed."""
+HALF_CLOSED_S: Final = 10.0
+"""Seconds without a byte of an answer, after which a client that has ended its side counts as gone."""
 STALL_S: Final = 60.0
 """Seconds in which a client must take at least 48 KiB of an answer; otherwise it is cut off."""
 _HEAD_MAX: Final = 65_536
@@ -80,6 +82,10 @@ class _Alarm:
         if self._handle is None:
             self._handle = asyncio.get_running_loop().call_later(delay_s, self._ring)
 
+    @property
+    def is_set(self) -> bool:
+        return self._handle is not None
+
     def unset(self) -> None:
         if self._handle is not None:
             self._handle.cancel()
@@ -126,6 +132,12 @@ class HttpConnection(asyncio.Protocol):
         """True if the connection was used before, and waits for the next request."""
         return self._request is not None and self._request.complete
 
+    @property
+    def _is_last(self) -> bool:
+        """True if no request follows the present one."""
+        request = self._request
+        return self._serving.ends or (request is not None and request.half_closed.is_set)
+
     def close(self) -> None:
         """Close the connection after the bytes that were written. The client must take them in `STALL_S`."""
         if not self.transport.is_closing():
@@ -151,6 +163,18 @@ class HttpConnection(asyncio.Protocol):
             self._request_alarm.unset()
         self.protocol.receive_data(data)
         self._advance()
+
+    def eof_received(self) -> bool:
+        """Finish the answer to a whole request, although the client sends no more. Otherwise close the
+        connection. With TLS always close it: TLS cannot be closed by half."""
+        request = self._request
+        is_whole = self.protocol.their_state in (h11.DONE, h11.MUST_CLOSE)
+        if request is None or request.complete or not is_whole:
+            return False
+        if self.transport.get_extra_info("sslcontext") is not None:
+            return False
+        request.half_closed.set(HALF_CLOSED_S)
+        return True
 
     def pause_writing(self) -> None:
         self.writable.clear()
@@ -282,12 +306,15 @@ class HttpConnection(asyncio.Protocol):
     def send(self, *events: h11.Event) -> None:
         """Write events of an answer. No effect if the connection is closing."""
         parts = [part for event in events if (part := self.protocol.send(event))]
+        if self._request is not None and self._request.half_closed.is_set:
+            self._request.half_closed.unset()
+            self._request.half_closed.set(HALF_CLOSED_S)
         if parts and not self.transport.is_closing():
             self.transport.write(parts[0] if len(parts) == 1 else b"".join(parts))
 
     def head(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> h11.Response:
         """Return the head of an answer. The head says whether the connection serves a further request."""
-        last = (_CLOSE,) if self._serving.ends else ()
+        last = (_CLOSE,) if self._is_last else ()
         try:
             reason = HTTPStatus(status).phrase.encode()
         except ValueError:
@@ -309,7 +336,7 @@ class HttpConnection(asyncio.Protocol):
         """Continue with the next request, or close the connection if the answer said so."""
         self.since = _time()
         self._serving.moved.set()
-        if self._serving.ends or self.protocol.our_state is h11.MUST_CLOSE:
+        if self._is_last or self.protocol.our_state is h11.MUST_CLOSE:
             self.close()
         if self.transport.is_closing():
             return
@@ -339,6 +366,8 @@ class AsgiCycle:
         """True once the head of the answer was sent."""
         self.complete = False
         """True once the end of the answer was sent."""
+        self.half_closed = _Alarm(connection.close)
+        """Set once the client has ended its side, and at each part of the answer: the client may be gone."""
         self._changed = asyncio.Event()
 
     @property
@@ -363,6 +392,7 @@ class AsgiCycle:
     def lose(self) -> None:
         """Record that the client is gone. Drop what the application still sends."""
         self._lost = True
+        self.half_closed.unset()
         self._changed.set()
 
     async def run(self, app: ASGIApp) -> None:

@@ -221,6 +221,10 @@ class StoreCalls:
             self._running.discard(call)
             call.future.set_exception(Closed("the blob store is closed", store=self.name))
             return
+        except Unavailable as error:
+            self._running.discard(call)
+            call.future.set_exception(error)
+            return
         work.add_done_callback(lambda ended: self._dropped(call) if ended.cancelled() else None)
 
     def _dropped(self, call: StoreCall[Any]) -> None:

@@ -226,7 +226,8 @@ class Pool(Protocol):
     def submit(
         self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs
     ) -> concurrent.futures.Future[T]:
-        """Queue ``fn``. Raise ``RuntimeError`` once the pool is closed. Any thread may call this."""
+        """Queue ``fn``. Any thread may call this. Raise ``RuntimeError`` once the pool is closed, and
+        ``Unavailable`` if the system starts no thread."""
         ...
 
     def lock(self) -> AbstractContextManager[object]:
@@ -252,17 +253,20 @@ class _Executor(concurrent.futures.ThreadPoolExecutor):
         """Start a thread if one is needed. ``submit`` calls this under its lock, with its call queued."""
         try:
             super()._adjust_thread_count()
-        except RuntimeError:
+        except RuntimeError as error:
             if not self._threads:
                 self._work_queue.get_nowait()  # Only the refused call is queued.
-                raise
+                raise Unavailable(
+                    f"the system starts no thread for this process: {error}",
+                    hint="Raise its limits of processes (`ulimit -u`, or pids of its cgroup) or of memory.",
+                ) from error
 
 
 class BlockingPool:
     """Threads for work that would block the loop: compression, fsync, SQL, cloud SDKs.
 
     At most ``threads`` calls run at a time. Further calls wait in order. In a forked child, ``run`` and
-    ``submit`` raise ``Closed``. If not even one thread can be started, they raise ``RuntimeError``.
+    ``submit`` raise ``Closed``. If not even one thread can be started, they raise ``Unavailable``.
     """
 
     def __init__(self, name: str, threads: int) -> None:

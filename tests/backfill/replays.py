@@ -145,11 +145,6 @@ class Replay:
             for one in (replayed, backfilled):
                 stack.enter_context(one)
                 settled(one)
-                # How long a producer is remembered depends on where transactions ended. A day later, none but
-                # this one is.
-                for name in JOURNALS:
-                    one.journals.append(name, self.subject.line_of(name)(LAST, 1 << 41))
-                settled(one)
             expected, found = self._state(replayed), self._state(backfilled)
             assert found[0] == expected[0]
             assert found[1] == expected[1]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 
@@ -136,6 +137,18 @@ async def test_what_has_not_begun_is_refused_when_closed(
         calls.start(gates[3])
     gates[0].open.set()
     assert await calls.answer(running) == "returned"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems may accept the stack")
+async def test_a_call_for_which_no_thread_starts_says_so(calls: StoreCalls) -> None:
+    """The store is open: the next call may get a thread."""
+    usual_bytes = threading.stack_size(1 << 46)  # The system refuses such stacks.
+    try:
+        with raises(Unavailable, says="no thread"):
+            await calls.run(int)
+    finally:
+        threading.stack_size(usual_bytes)
+    assert await calls.run(int) == 0
 
 
 async def test_a_caller_that_leaves_stops_nothing(calls: StoreCalls, gates: list[Gate]) -> None:

@@ -18,6 +18,7 @@ from gazette.client.shards import ShardChange
 from gazette.consumer.application import Store
 from gazette.consumer.contract.callbacks import ApplicationFailed
 from gazette.consumer.contract.poison import DEAD_LETTERS_LABEL, LIMIT_LABEL, POISON_LABEL
+from gazette.consumer.shard.loop_shard_io import NOT_YET_S
 from gazette.consumer.transaction.poison_handler import HOUR_S, TooMuchPoison
 from gazette.errors import Invalid, Unavailable
 from gazette.labels import CONTENT_JSON_LINES, CONTENT_PROTO_FIXED, CONTENT_TYPE
@@ -26,6 +27,7 @@ from gazette.message.framing.frames import FRAME_BYTES_MAX, MalformedMessage
 from gazette.message.mapping import fixed_mapping
 from gazette.protocol.journal import Suspend, SuspendLevel
 from gazette.protocol.label_set import LabelSet
+from gazette.runtime.clock import SystemClock
 from gazette.stores.rocksdb.store import RocksDBStore
 from gazette.stores.sql.store import SQLStore, create_checkpoint_table, create_engine
 from gazette.stores.sqlite.store import SQLiteStore
@@ -407,8 +409,15 @@ async def test_a_dead_letter_may_keep_no_bytes(
 async def test_a_source_that_is_suspended_is_waited_for_with_its_bytes(
     start: Start, broker: BrokerFixture, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is suspended while the application looks at the message, whose bytes are then read again."""
-    gate = Gate()
+    """It is suspended while the application looks at the message, whose bytes are then read again. The shard
+    waits for hours, perhaps: it says so once in the log, and in its status for as long as it waits."""
+    gate, pauses = Gate(), 0
+
+    class Hasty(SystemClock):
+        async def sleep(self, seconds: float) -> None:
+            nonlocal pauses
+            pauses += seconds == NOT_YET_S
+            await super().sleep(0.01 if seconds == NOT_YET_S else seconds)
 
     class Waits(Picky):
         def consume_message(self, *arguments: Any) -> None:
@@ -416,7 +425,7 @@ async def test_a_source_that_is_suspended_is_waited_for_with_its_bytes(
             super().consume_message(*arguments)
 
     await broker.create(source_spec(DEAD), source_spec(TARGET))
-    member = await start(Waits("sqlite", PoisonPolicy(DEAD), tmp_path))
+    member = await start(Waits("sqlite", PoisonPolicy(DEAD), tmp_path), clock=Hasty())
     await append(broker, frame("poison", 1))
     await member.shards.apply_shards([ShardChange(upsert=shard_spec(SHARD, SOURCE))])
     await eventually(gate.entered.is_set)
@@ -428,9 +437,14 @@ async def test_a_source_that_is_suspended_is_waited_for_with_its_bytes(
     while (await broker.client.get_journal(SOURCE)).route.members:
         await broker.client.clock.sleep(0.02)
     gate.open()
-    await eventually(lambda: "reads again, and waits for bytes" in caplog.text)
+    await eventually(lambda: member.shard(SHARD).waits_for)
+    assert f"{SOURCE}: SUSPENDED" in member.shard(SHARD).waits_for
+    before = pauses
+    await eventually(lambda: pauses >= before + 20)
+    assert caplog.text.count("reads again, and waits for bytes") == 1
     await append(broker, frame("fine", 2))
     await member.read_to_heads(SHARD)
+    assert not member.shard(SHARD).waits_for
     assert len(await dead_letters(broker)) == 1
     assert member.shard(SHARD).failure is None
 

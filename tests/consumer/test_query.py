@@ -23,7 +23,7 @@ from gazette.runtime.clock import SystemClock
 from gazette.runtime.tasks import TaskScope
 from gazette.testing.broker import BrokerFixture
 from gazette.testing.consumer import ConsumerFixture, shard_spec
-from tests.consumer.apps import SHARD, SOURCE, Start, Tally, append, frame
+from tests.consumer.apps import SHARD, SOURCE, Start, Tally, append, frame, source_spec
 from tests.facts import raises
 from tests.support.instant_clock import breathe
 from tools.simulation.remote_store import RemoteDatabase
@@ -196,6 +196,25 @@ async def test_a_query_that_waits_too_long_for_an_offset_says_how_far_its_shard_
     with pytest.raises(Unavailable) as raised:
         await one.count("a", read_through={SOURCE: end + 9}, timeout_s=0.2)
     assert re.search(reason, raised.value.message)
+
+
+async def test_a_query_of_a_new_source_is_refused_until_its_shard_reads_that(
+    start: Start, broker: BrokerFixture
+) -> None:
+    application, added = Asked(RemoteDatabase()), "another/source"
+    member = await start(application)
+    await broker.create(source_spec(added))
+    await member.create(shard_spec(SHARD, SOURCE, log=False))
+    await member.update(shard_spec(SHARD, SOURCE, added, log=False))
+    await member.until(lambda: len(member.shard(SHARD).spec.sources) == 2)
+    offsets = {added: await append(broker, frame("b", 1), journal=added)}
+    reason = f"it does not read its new source {added} before it is unassigned"
+    with raises(Unavailable, says=reason):
+        await application.count("b", read_through=offsets, timeout_s=0.2)
+    with raises(Unavailable, says=reason):  # At once: nothing bounds this call.
+        await member.shards.stat(SHARD, offsets)
+    await member.shards.unassign([SHARD])
+    assert await application.count("b", read_through=offsets) == 1
 
 
 async def test_what_was_passed_on_is_not_passed_on_again(

@@ -408,8 +408,10 @@ async def test_a_write_for_which_no_thread_starts(
     spool: Spool, pool: BlockingPool, observer: Observer
 ) -> None:
     """It is never done later: other content may have its place by then."""
-    with no_thread_starts(), pytest.raises(RuntimeError, match="thread"):
+    await spool.apply(Content(b"pending", 0), primary=True)
+    with no_thread_starts(), raises(Unavailable, says="no thread", advises="ulimit"):
         await append(spool, bytes(2 * spool_file.INLINE_BYTES))
+    assert spool.delta == 0
     content = os.urandom(100)
     await spool.apply(Content(content, 0), primary=True)
     await pool.run(int)  # This thread has done all that waited.
@@ -430,6 +432,47 @@ async def test_a_write_for_which_no_thread_starts(
     for (completed, _), expected in zip(observer.completed, (content, more), strict=True):
         assert completed.fragment.sum == sha(expected)
         assert content_of(completed) == expected
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems may accept the stack")
+@pytest.mark.parametrize("codec", [Codec.NONE, Codec.GZIP])
+async def test_commits_need_no_thread(
+    clock: ManualClock, observer: Observer, tmp_path: Path, codec: Codec
+) -> None:
+    """Bytes that no thread compresses or writes to the disk are committed all the same."""
+    pool = BlockingPool("spools", 1)
+    memory = SpoolMemory(pool, 4 << 20)
+    spool = Spool(
+        JOURNAL, observer, clock=clock, pool=pool, disk=LocalDisk(tmp_path), memory=memory
+    )
+    await roll(spool, codec)
+    content = os.urandom(1 << 18)
+    with no_thread_starts():
+        for count in range(1, 9):
+            if not spool.room:
+                break
+            spool.commit_now(content, spool.registers)
+            assert read_all(observer.commits[-1]) == content * count
+    await append(spool, content)
+    expected = content * len(observer.commits)
+    await roll(spool)
+    ((completed, _),) = observer.completed
+    assert completed.fragment.sum == sha(expected)
+    assert await pool.run(content_of, completed) == expected
+    pool.close()
+
+
+async def test_a_rollback_needs_no_thread(
+    spool: Spool, pool: BlockingPool, observer: Observer
+) -> None:
+    await append(spool, b"kept")
+    await spool.apply(Content(bytes(1 << 26), 0), primary=True)
+    pool.close()
+    result = spool.propose_now(Proposal(spool.fragment, spool.registers), primary=True)
+    assert (result.status, spool.delta) == (Status.OK, 0)
+    await roll(spool)
+    ((completed, _),) = observer.completed
+    assert content_of(completed) == b"kept"
 
 
 async def test_a_cancelled_write_is_waited_for(

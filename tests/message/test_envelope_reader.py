@@ -30,10 +30,11 @@ from gazette.protocol.fragment import Codec
 from gazette.protocol.journal import FragmentSpec, JournalSpec
 from gazette.protocol.label_set import LabelSet
 from gazette.protocol.pb import broker_pb2
+from gazette.protocol.status import Status
 from gazette.runtime.tasks import TaskScope
 from tests.facts import raises
 from tests.support.instant_clock import InstantClock, eventually
-from tests.support.stub_broker import StubBroker
+from tests.support.stub_broker import Send, StubBroker
 
 JOURNAL = "a/journal"
 
@@ -309,6 +310,44 @@ async def test_a_transaction_that_is_gone_up_to_where_reading_goes_on_is_corrupt
     with raises(Corrupt, begin=0, end=177, says="a/journal") as error:
         [batch async for batch in second.batches()]
     assert error.value.facts["begin"] == 0
+
+
+@pytest.mark.parametrize("is_shorter", [False, True])
+async def test_a_transaction_is_not_read_again_from_another_life_of_the_journal(
+    client: Client, broker: StubBroker, writer: Writer, is_shorter: bool
+) -> None:
+    """Its bytes would be others. A shorter journal does not have the reader wait."""
+    broker.created = 7
+    writer.write("first")
+    for number in range(6):
+        writer.write(f"{number}", CONTINUE_TXN)
+    writer.write("", ACK_TXN)
+    reader = CommittedReader(client, ReadParams(JOURNAL), Word, ring_size=2)
+    async with aclosing(reader.batches()) as batches:
+        assert [envelope.message.word for envelope in await anext(batches)] == ["first"]
+        broker.created = 8
+        if is_shorter:
+            del writer.journal.content[1:]
+        with raises(Corrupt, created=8, created_before=7, journal=JOURNAL):
+            await anext(batches)
+
+
+async def test_a_transaction_that_a_broker_does_not_know_yet_is_read_again_later(
+    client: Client, broker: StubBroker, writer: Writer
+) -> None:
+    """As a broker that has just started, or after a fail-over."""
+    writer.write("first")
+    words = [f"{number}" for number in range(6)]
+    for word in words:
+        writer.write(word, CONTINUE_TXN)
+    writer.write("", ACK_TXN)
+    reader = CommittedReader(client, ReadParams(JOURNAL), Word, ring_size=2)
+    async with aclosing(reader.batches()) as batches:
+        await anext(batches)
+        not_yet = broker.metadata(JOURNAL, 0, Status.OFFSET_NOT_YET_AVAILABLE)
+        broker.on_read(*[Send((not_yet,))] * 3)
+        read = [envelope.message.word async for batch in batches for envelope in batch]
+    assert read == words
 
 
 async def test_a_transaction_whose_begin_is_gone_is_corrupt(

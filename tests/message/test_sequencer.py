@@ -21,7 +21,7 @@ from gazette.message.uuid import (
 from gazette.protocol.checkpoint import ProducerState, SourceCheckpoint
 
 JOURNAL = "a/journal"
-A, B = b"\x01aaaaa", b"\x01bbbbb"
+A, B, C = b"\x01aaaaa", b"\x01bbbbb", b"\x01ccccc"
 HOUR_NS = 3600 * 10**9
 
 
@@ -458,15 +458,26 @@ def producers_of(story: Story, horizon_ns: int = HORIZON_NS, now_ns: int = NOW_N
     return set(story.sequencer.checkpoint(horizon_ns, now_ns)[JOURNAL].producers)
 
 
+def producers_after(
+    story: Story, begin_h: int, end_h: int, producer: bytes = A, horizon_ns: int = HORIZON_NS
+) -> set[bytes]:
+    """Have a producer write each hour, with a checkpoint after it. Return the producers in the last one."""
+    producers = set[bytes]()
+    for hour in range(begin_h, end_h + 1):
+        story.outside(NOW + hours(hour), producer)
+        story.drain()
+        producers = producers_of(story, horizon_ns, NOW_NS + hour * HOUR_NS)
+    return producers
+
+
 def test_producers_that_were_silent_for_the_horizon_are_forgotten() -> None:
     story = Story()
     story.outside(NOW - hours(25), B)
     story.drain()
     assert producers_of(story) == {B}
-    story.outside(NOW)
-    story.drain()
-    assert producers_of(story, 26 * HOUR_NS) == {A, B}
+    assert producers_after(story, -24, -1) == {A, B}
     assert producers_of(story, 0) == {A, B}
+    assert producers_after(story, 0, 0, horizon_ns=26 * HOUR_NS) == {A, B}
     assert producers_of(story) == {A}
     # Case: a forgotten producer is new.
     assert story.outside(NOW - hours(25), B) == "OUTSIDE_COMMIT"
@@ -480,12 +491,74 @@ def test_a_producer_that_wrote_since_the_last_checkpoint_is_not_forgotten() -> N
     story.outside(NOW)
     story.drain()
     assert producers_of(story) == {A, B}
-    story.outside(NOW + hours(23))
-    story.drain()
+    assert producers_after(story, 1, 24) == {A, B}
+    assert producers_after(story, 25, 25) == {A}
+
+
+def test_a_silence_of_a_day_makes_no_open_transaction_old() -> None:
+    """Publishers write once a night: one acknowledges while the transaction of another is open."""
+    story = Story()
+    for producer in (A, B):
+        story.outside(NOW, producer)
+        story.drain()
     assert producers_of(story) == {A, B}
-    story.outside(NOW + hours(24.5))
+    story.cont(NOW + hours(25), B)
+    assert producers_of(story, now_ns=NOW_NS + 25 * HOUR_NS) == {A, B}
+    story.outside(NOW + hours(25.1))
     story.drain()
-    assert producers_of(story, now_ns=NOW_NS + HOUR_NS) == {A}
+    assert producers_of(story, now_ns=NOW_NS + 26 * HOUR_NS) == {A, B}
+    assert story.ack(NOW + hours(25.2), B) == "ACK_COMMIT_RING"
+
+
+def test_a_clock_that_was_far_ahead_makes_no_other_producer_old_later() -> None:
+    """It is 30 hours ahead, and counts once the clock of the member is 6 hours later."""
+    story = Story()
+    story.outside(NOW + hours(30))
+    story.drain()
+    assert producers_after(story, 0, 0, C) == {A, C}
+    producers_after(story, 1, 5, C)
+    story.cont(NOW + hours(5.9), B)
+    assert producers_after(story, 6, 7, C) == {A, B, C}
+    assert story.ack(NOW + hours(8), B) == "ACK_COMMIT_RING"
+
+
+def test_a_clock_a_day_ahead_may_count_in_every_other_checkpoint() -> None:
+    story = Story()
+    story.cont(NOW, B)
+    story.outside(NOW, C)
+    story.drain()
+    for minute in range(60):
+        now_ns = NOW_NS + minute * HOUR_NS // 60
+        story.outside(clock_at(now_ns + 24 * HOUR_NS + 10**9))
+        story.drain()
+        assert producers_of(story, now_ns=now_ns) == {A, B, C}
+        assert producers_of(story, now_ns=now_ns + 2 * 10**9) == {A, B, C}
+    assert story.ack(NOW + hours(2), B) == "ACK_COMMIT_REPLAY"
+
+
+def test_a_clock_of_the_member_that_is_set_right_makes_no_producer_old() -> None:
+    story = Story()
+    story.cont(NOW, B)
+    story.outside(NOW)
+    story.drain()
+    assert producers_of(story, now_ns=0) == {A, B}
+    assert producers_of(story) == {A, B}
+    # Case: it was ahead. Time passes all the same.
+    assert producers_of(story, now_ns=NOW_NS * 2) == {A, B}
+    assert producers_after(story, 1, 26) == {A}
+
+
+def test_few_producers_that_have_ended_are_remembered() -> None:
+    """Each writes once a day, and is another one each time. Some clocks are years ahead."""
+    story, producers = Story(), set[bytes]()
+    for day in range(200):
+        ahead = hours(24 * 1000) if day % 3 else 0
+        story.cont(NOW + day * hours(24) + ahead, bytes([1, 0, 0, 0, 1, day]))
+        story.outside(NOW + day * hours(24) + 160, bytes([1, 0, 0, 0, 2, day]))
+        story.drain()
+        producers = producers_of(story, now_ns=NOW_NS + 24 * day * HOUR_NS)
+        assert len(producers) <= 2 * 27
+    assert producers
 
 
 def test_a_clock_years_ahead_makes_no_other_producer_old() -> None:
@@ -498,9 +571,7 @@ def test_a_clock_years_ahead_makes_no_other_producer_old() -> None:
     story.drain()
     assert producers_of(story) == {A, B}
     # Case: it is forgotten as others are.
-    story.outside(NOW + hours(25), B)
-    story.drain()
-    assert producers_of(story, now_ns=NOW_NS + 25 * HOUR_NS) == {B}
+    assert producers_after(story, 1, 25, B) == {B}
 
 
 def test_a_producer_is_as_young_as_its_newest_message_even_if_pending() -> None:
@@ -527,9 +598,7 @@ def test_a_producer_that_was_restored_is_as_young_as_the_next_checkpoint() -> No
     story.drain()
     assert producers_of(story) == {A, B}
     # Case: it never ends.
-    story.outside(NOW + hours(30))
-    story.drain()
-    assert producers_of(story, now_ns=NOW_NS + 30 * HOUR_NS) == {A}
+    assert producers_after(story, 2, 26) == {A}
 
 
 @pytest.mark.parametrize("days", [2, -2, 20_000, -10_000])

@@ -9,14 +9,14 @@ from __future__ import annotations
 import itertools
 import random
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gazette.message.envelope import Envelope, EnvelopeBatch, build_envelopes
 from gazette.message.sequencer.sequencer import Sequencer
-from gazette.message.uuid import ACK_TXN, CONTINUE_TXN, OUTSIDE_TXN, build_uuid
+from gazette.message.uuid import ACK_TXN, CONTINUE_TXN, OUTSIDE_TXN, build_uuid, clock_at
 from gazette.protocol.checkpoint import ProducerState, SourceCheckpoint
 
 JOURNAL = "a/journal"
@@ -318,3 +318,87 @@ def test_every_committed_message_takes_effect_once_across_crashes(seed: int) -> 
             break
     assert running == oracle.delivered
     assert not history or sequencer.checkpoint() == {JOURNAL: oracle.checkpoint}
+
+
+HOUR_NS: Final = 3600 * 10**9
+HORIZON_NS: Final = 24 * HOUR_NS
+START_NS: Final = 1_700_000_000 * 10**9
+OFFSETS_H: Final = (0, 0, 0.1, -0.1, 5, -5, 20, -20, 23.9, 24.1, 30, -30, 48, -48, 40_000, -40_000)
+"""Hours by which the clocks of publishers differ from that of the member."""
+
+
+class Write(NamedTuple):
+    """A message, or the repetition of messages, at a time of the member's clock."""
+
+    at_ns: int
+    item: Item
+
+
+def far_clocks(rng: random.Random, steps: int, dead: int) -> list[Write]:
+    """Draw what 2 to 4 publishers write whose clocks differ, each at least once in 12 hours while it lives.
+
+    ``dead`` of them have ended, with or without an open transaction, and others write on under new names.
+    """
+    now_ns, names, writes = START_NS, itertools.count(), list[Write]()
+    seats = [_Seat(next(names), rng) for _ in range(rng.randint(2, 4))]
+    for _ in range(steps):
+        due = [seat for seat in seats if now_ns - seat.wrote_ns > 5 * HOUR_NS]
+        now_ns += int(rng.choice([0.001, 0.1, 1, 3 if due else 4]) * HOUR_NS)
+        if dead and rng.random() < 0.3:
+            dead -= 1
+            seats[rng.randrange(len(seats))] = _Seat(next(names), rng)
+        for seat in due or [rng.choice(seats)]:
+            writes += seat.write(now_ns, rng)
+    return writes
+
+
+class _Seat:
+    """A publisher: the number of its producer, and the difference of its clock."""
+
+    def __init__(self, name: int, rng: random.Random) -> None:
+        self.name, self.offset_ns = name, int(rng.choice(OFFSETS_H) * HOUR_NS)
+        self.wrote_ns = START_NS
+        self.clock = self.acked = 0
+
+    def write(self, now_ns: int, rng: random.Random) -> list[Write]:
+        self.wrote_ns = now_ns
+        items = []
+        for _ in range(rng.randint(1, 3)):
+            self.clock = max(self.clock + 16, clock_at(now_ns + self.offset_ns))
+            flags = rng.choice([OUTSIDE_TXN, CONTINUE_TXN, CONTINUE_TXN, ACK_TXN])
+            items.append(Item(self.name, self.clock, flags))
+        return [Write(now_ns, item) for item in items * rng.choice([1, 1, 2])]
+
+
+@settings(max_examples=300, deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_far_clocks_cost_no_message_that_comes_within_the_horizon(seed: int) -> None:
+    """Whatever the clocks of publishers say, and wherever transactions end: no producer is forgotten while it
+    writes at least once in 12 hours. The shard reads at once, or all of it days later."""
+    rng = random.Random(seed)
+    writes = far_clocks(rng, rng.randint(5, 60), dead=rng.choice([0, 0, 5]))
+    history = history_of([write.item for write in writes])
+    times = {e.begin: write.at_ns for e, write in zip(history, writes, strict=True)}
+    late_ns = rng.choice([0, 0, 100 * HOUR_NS])
+    oracle = Oracle()
+    for envelope in history:
+        oracle.read(envelope)
+    checkpoint: dict[str, SourceCheckpoint] = {}
+    durable, running = list[Envelope[Any]](), list[Envelope[Any]]()
+    crashes, done = rng.randint(0, 4), False
+    while not done:
+        sequencer = Sequencer[Any](checkpoint, rng.randint(1, 8))
+        source = checkpoint.get(JOURNAL, SourceCheckpoint())
+        running, done = list(durable), True
+        for envelope in [e for e in history if e.begin >= source.read_through]:
+            sequencer.queue(envelope)
+            replay(history, sequencer, 2)
+            while batch := sequencer.dequeue(3):
+                running += batch
+            if rng.random() < 0.5:
+                now_ns = max(times[envelope.begin], late_ns and times[history[-1].begin] + late_ns)
+                checkpoint, durable = sequencer.checkpoint(HORIZON_NS, now_ns), list(running)
+                if crashes and rng.random() < 0.1:
+                    crashes, done = crashes - 1, False
+                    break
+    assert running == oracle.delivered

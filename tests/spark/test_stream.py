@@ -264,9 +264,11 @@ def test_silent_producers_are_forgotten(tmp_path: Path) -> None:
     query = Query(options(tmp_path, producerHorizon="60"))
     query.step()
     assert len(decode_offset(query.log[-1])["topic/a"].producers) == 2
-    journal.add(line(2, 61 * second, OUTSIDE_TXN, n=3))
-    assert query.step() == [3]
-    assert len(decode_offset(query.log[-1])["topic/a"].producers) == 1
+    for n in range(3, 35):
+        journal.add(line(2, 2 * (n - 3) * second + 2, OUTSIDE_TXN, n=n))
+        assert query.step() == [n]
+        remembered = len(decode_offset(query.log[-1])["topic/a"].producers)
+        assert remembered == (2 if 2 * (n - 3) <= 58 else 1)
 
 
 @pytest.mark.parametrize("ahead", [61, 2 * 10**10])
@@ -285,9 +287,29 @@ def test_the_clock_of_one_publisher_costs_no_message_of_others(ahead: int, tmp_p
     journal.add(line(1, 2, ACK_TXN, n=5))
     assert query.step() == [2]
     # Case: all of them died, also the one with a transaction that is open.
-    journal.add(line(4, 200 * second, OUTSIDE_TXN, n=6))
-    assert query.step() == [6]
+    for n in range(6, 80):
+        journal.add(line(4, 2 * n * second, OUTSIDE_TXN, n=n))
+        assert query.step() == [n]
     assert len(decode_offset(query.log[-1])["topic/a"].producers) == 1
+
+
+@pytest.mark.parametrize("at", [61, 119, 200])
+def test_a_transaction_that_does_not_grow_is_as_young_as_its_last_message(
+    at: int, tmp_path: Path
+) -> None:
+    """Its producer has committed nothing for longer than the horizon. The clock of another one may jump."""
+    second = 16 * 10**7
+    journal = Journal(tmp_path, "topic/a")
+    journal.add(line(1, 1, OUTSIDE_TXN, n=0), line(2, 1, OUTSIDE_TXN, n=1))
+    query = Query(options(tmp_path, producerHorizon="60"))
+    assert query.step() == [0, 1]
+    journal.add(line(1, 55 * second, CONTINUE_TXN, n=2), line(2, 55 * second, OUTSIDE_TXN, n=3))
+    assert query.step() == [3]
+    journal.add(line(2, at * second, OUTSIDE_TXN, n=4))
+    assert query.step() == [4]
+    query = Query(options(tmp_path, producerHorizon="60"), query.log)
+    journal.add(line(1, at * second, ACK_TXN, n=5))
+    assert query.step() == [2]
 
 
 def test_offsets_are_texts_that_compare() -> None:

@@ -155,6 +155,8 @@ class StubBroker(broker_pb2_grpc.JournalServicer):
         self.answers: dict[str, Callable[[Any], Any]] = {}
         """Answers of List (an iterable), Apply, ListFragments and FragmentStoreHealth, by method."""
         self.revision = 1
+        self.created = 0
+        """CreateRevision of all journals in answers to reads; 0: not reported, as by the original."""
         self.port = 0
         self._append_script: deque[AppendStep] = deque()
         self._read_script: deque[Send] = deque()
@@ -218,6 +220,7 @@ class StubBroker(broker_pb2_grpc.JournalServicer):
             offset=offset,
             write_head=held.end,
             header=self.header(journal).to_pb() if first else None,
+            created=self.created if first else 0,
         )
         if status is Status.OK:
             fragment, url = held.fragment_of(offset)

@@ -306,8 +306,8 @@ class ReadApi:
         """Close a stored file in a thread: its store may need the network for that."""
         try:
             self._context.pools.reads.submit(file.close)
-        except RuntimeError:
-            file.close()  # The broker has ended.
+        except (RuntimeError, Unavailable):
+            file.close()  # The broker has ended, or gets no thread.
 
     async def _proxy(
         self, request: broker_pb2.ReadRequest, resolution: Resolution, call: Any, expiry: Expiry

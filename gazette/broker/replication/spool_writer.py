@@ -176,12 +176,12 @@ class SpoolWriter:
     async def _apply(self, batch: bytes, begin: int) -> None:
         """Give a batch to the digest and to the spool. If the spool fails, drop what was gathered since."""
         digest_future: concurrent.futures.Future[None] | None = None
-        if self._digest is not None:
-            if len(batch) > INLINE_BYTES:
-                digest_future = self._pool.submit(self._digest, batch)
-            else:
-                self._digest(batch)
         try:
+            if self._digest is not None:
+                if len(batch) > INLINE_BYTES:
+                    digest_future = self._pool.submit(self._digest, batch)
+                else:
+                    self._digest(batch)
             await self.spool.apply(Content(batch, begin), primary=self._primary)
         except GazetteError:
             self._gathered, self._length, self._end = [], 0, self.spool.delta

@@ -12,6 +12,7 @@ from gazette.client.append.appender import AppendParams
 from gazette.client.read.reader import OffsetJump, ReadParams
 from gazette.client.read.retry_reader import RetryReader
 from gazette.client.rpc.errors import status_of
+from gazette.client.waits import RepeatedCall
 from gazette.consumer import metrics
 from gazette.consumer.application import Shard
 from gazette.consumer.contract.poison import PoisonPolicy
@@ -39,7 +40,7 @@ T = TypeVar("T")
 
 READ_BYTES: Final = 1 << 20
 _POLL_S: Final = 1.0
-_NOT_YET_S: Final = 2.0
+NOT_YET_S: Final = 2.0
 """Seconds between two reads of bytes that the broker of a source does not have."""
 
 
@@ -212,19 +213,25 @@ class LoopShardIO:
             return self._await(work, f"replay {journal}")
 
         async def read() -> bytes:
+            waits, question, waits_already = self._client.waits, RepeatedCall(), False
             while True:
                 try:
-                    return await reader.read(READ_BYTES)
+                    data = await reader.read(READ_BYTES)
+                    waits.end(question)
+                    return data
                 except (NotAllowed, NotYet) as error:
                     # The next append resumes a suspended journal. A broker that has just started may not
                     # know all bytes.
                     if isinstance(error, NotAllowed) and status_of(error) != Status.SUSPENDED.name:
                         raise
-                    log.warning(
-                        "shard %(shard)s reads again, and waits for bytes: %(reason)s",
-                        {"shard": self._id, "reason": error},
-                    )
-                    await self._clock.sleep(_NOT_YET_S)
+                    if not waits_already:
+                        log.warning(
+                            "shard %(shard)s reads again, and waits for bytes: %(reason)s",
+                            {"shard": self._id, "reason": error},
+                        )
+                    waits_already = True
+                    waits.note(question, journal, error)  # For the shard's status.
+                    await self._clock.sleep(NOT_YET_S)
 
         reader = wait(open_reader)
         try:

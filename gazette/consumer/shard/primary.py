@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar
 
 from gazette.client.append.service import AppendService
@@ -38,7 +38,7 @@ from gazette.consumer.transaction.shard_callbacks import (
 )
 from gazette.consumer.transaction.shard_timers import ShardTimers, open_timers, times_of
 from gazette.consumer.transaction.transactor import Transactor
-from gazette.errors import Closed, GazetteError, Invalid
+from gazette.errors import Closed, GazetteError, Invalid, Unavailable
 from gazette.labels import CONTENT_TYPE
 from gazette.message.envelope import EnvelopeDecoder
 from gazette.message.framing.framing import framing_of
@@ -232,6 +232,28 @@ class Primary:
             params = ReadParams(journal, decoder.begin, block=True, life=life)
             reading = read_source(params, inbox, client, clock, self._shard.id, missing)
             self._parts.scope.spawn(reading, name=f"read {journal}")
+
+    def awaited(self, read_through: Mapping[str, int]) -> dict[str, int]:
+        """Return the offsets that a query must wait for: the offsets of this shard's sources.
+
+        A `MessageProducer` chooses the offsets: see its `read_through`. Call after `open`. Raise
+        ``Unavailable`` for a new source, which the shard reads only after its next promotion.
+        """
+        application, shard = self._context.application, self._shard
+        if isinstance(application, MessageProducer):
+            with application_code("read_through"):
+                read_through = application.read_through(shard, self.store, read_through)
+            require_instance("read_through", read_through, Mapping)
+            return {name: offset for name, offset in read_through.items() if offset}
+        sources = {source.journal for source in self._sources}
+        for source in shard.spec.sources:
+            if read_through.get(source.journal) and source.journal not in sources:
+                raise Unavailable(
+                    f"it does not read its new source {source.journal} before it is unassigned",
+                    hint=f"Run: gazctl shards unassign -l id={shard.id}",
+                    shard=shard.id,
+                )
+        return {name: offset for name, offset in read_through.items() if offset and name in sources}
 
     async def run(self, checkpoint: Checkpoint) -> None:
         """Run transactions on the shard's thread until the shard ends. Raise the error that makes it fail."""

@@ -18,8 +18,8 @@ from typing import Any, Final, TypeAlias, TypeVar
 from gazette.cluster.allocator.model import DecodedKV
 from gazette.cluster.etcd.values import Compare, Op
 from gazette.consumer import metrics
-from gazette.consumer.application import MessageProducer, Store, checked_view
-from gazette.consumer.contract.callbacks import ApplicationFailed, require_instance
+from gazette.consumer.application import Store, checked_view
+from gazette.consumer.contract.callbacks import ApplicationFailed
 from gazette.consumer.contract.error_cause import error_text
 from gazette.consumer.shard.context import ShardContext
 from gazette.consumer.shard.hints_store import read_hints, usable_hints
@@ -32,7 +32,6 @@ from gazette.consumer.shard.shard_waits import ShardWaits
 from gazette.consumer.shard.standby_lag import watch_lag
 from gazette.consumer.shard.standby_reads import StandbyReads
 from gazette.consumer.shard.status import update_status
-from gazette.consumer.transaction.shard_callbacks import application_code
 from gazette.consumer.transaction.shard_timers import ShardTimers, WithTimers, no_timers
 from gazette.errors import Broken, Closed, GazetteError
 from gazette.message.framing.frames import MalformedMessage
@@ -207,19 +206,9 @@ class Shard(WithTimers):
             )
 
     def awaited(self, read_through: Mapping[str, int]) -> dict[str, int]:
-        """Return the offsets that a query must wait for: the offsets of this shard's sources.
-
-        A `MessageProducer` chooses the offsets: see its `read_through`. The store must be open.
-        """
-        application = self._context.application
-        if isinstance(application, MessageProducer):
-            with application_code("read_through"):
-                read_through = application.read_through(self, self.store, read_through)
-            require_instance("read_through", read_through, Mapping)
-            sources = set(read_through)
-        else:
-            sources = {source.journal for source in self.spec.sources}
-        return {name: offset for name, offset in read_through.items() if offset and name in sources}
+        """See `Primary.awaited`. The store must be open."""
+        assert self._primary is not None
+        return self._primary.awaited(read_through)
 
     def begin_use(self) -> None:
         """Keep the store from being released until ``end_use``."""

@@ -273,11 +273,13 @@ class SyncPublisher:
         """Publish one message, which is committed when this returns. See `ClientPublisher.publish`."""
         service = self._require_service()
         partition = self._partition_of(service, output, message, key)
-        self._take_turn()
+        taken: list[bool] = []
         try:
+            self._take_turn(taken)
             future = service.publish_committed(partition, message)
         finally:
-            self._turn.release()
+            if True in taken:
+                self._turn.release()
         return self._loop.run(service.appended(future, partition.journal))
 
     def transaction(self) -> SyncTransaction:
@@ -300,16 +302,20 @@ class SyncPublisher:
             self._loop.run(service.find(output))
         return partition
 
-    def _take_turn(self) -> None:
-        """Wait until no thread has a transaction open. Raise ``Invalid`` if this thread has one,
-        ``Unavailable`` after the timeout."""
+    def _take_turn(self, taken: list[bool]) -> None:
+        """Wait until no thread has a transaction open, then add True to ``taken``. Raise ``Invalid`` if this
+        thread has one, ``Unavailable`` after the timeout.
+
+        Python raises Ctrl-C before or after a call of C code. So one such call takes the turn and says so.
+        """
         if self._holder == threading.get_ident():
             raise Invalid(
                 "this thread has a transaction open",
                 path="publish",
                 hint="Call publish() of the transaction. It is what `with` returns.",
             )
-        if not self._turn.acquire(timeout=self._timeout_s):
+        taken.extend(map(self._turn.acquire, (True,), (self._timeout_s,)))
+        if True not in taken:
             raise _busy(self._timeout_s)
 
 
@@ -334,15 +340,18 @@ class SyncTransaction:
         """After the commit: by journal, the offset after the transaction."""
 
     def __enter__(self) -> Self:
-        service = self._publisher._require_service()
-        self._publisher._take_turn()
+        publisher, taken = self._publisher, list[bool]()
+        service = publisher._require_service()
         try:
+            publisher._take_turn(taken)
             self._clock = service.begin()
+            publisher._holder = threading.get_ident()
+            return self
         except BaseException:
-            self._publisher._turn.release()
+            if True in taken:
+                service.end_for_rollback(0)  # Ctrl-C may come after the begin.
+                publisher._turn.release()
             raise
-        self._publisher._holder = threading.get_ident()
-        return self
 
     def publish(self, output: Output, message: Any, *, key: Any = None) -> None:
         """Publish a message, visible once the transaction commits. See `ClientTransaction.publish`."""
@@ -359,10 +368,10 @@ class SyncTransaction:
         error: BaseException | None,
         tb: TracebackType | None,
     ) -> None:
-        clock, self._clock = _require_open(self._clock), None
         publisher = self._publisher
         service = publisher._service
         try:
+            clock, self._clock = _require_open(self._clock), None
             if service is None:
                 if kind is None:
                     publisher._require_service()  # Raises ``Closed``.

@@ -54,7 +54,7 @@ class PartialSequence:
         self.max_clock = clock
         """Clock up to which messages were seen. Not part of checkpoints."""
         self.seen_at = 0
-        """Time of the last checkpoint before which ``max_clock`` changed: see `checkpoint_clock`."""
+        """Age of the journal at the last checkpoint before which ``max_clock`` changed: see `Sequencer`."""
         self.checked_clock = -1
         """``max_clock`` in the last checkpoint; -1 before the first."""
         self.begin = begin

@@ -28,11 +28,13 @@ from gazette.message.sequencer.held_messages import (
 )
 from gazette.message.uuid import (
     ACK_TXN,
+    AGE_STEPS,
     CONTINUE_TXN,
     FOREIGN_UUID,
     OUTSIDE_TXN,
     ProducerId,
     checkpoint_clock,
+    clock_at,
     clock_span,
 )
 from gazette.protocol.checkpoint import ProducerState, SourceCheckpoint
@@ -115,6 +117,8 @@ class Sequencer(Generic[M]):
                 producer: PartialSequence(journal, producer, state.last_ack, state.begin)
                 for producer, state in source.producers.items()
             }
+        self._ages: dict[JournalName, tuple[int, int]] = {}
+        """By journal: the `checkpoint_clock` and the age at the last checkpoint."""
         self._ring = Ring(ring_size)
         self._pending: set[PartialSequence] = set()
         self.drain: Drain[M] | None = None
@@ -435,8 +439,9 @@ class Sequencer(Generic[M]):
 
         Forget producers that were silent for ``prune_horizon_ns`` (0: forget none). Clocks of publishers may
         differ by more than that. So a producer is as young as the last checkpoint before which it wrote a
-        message, or as the first after it was restored. `checkpoint_clock` gives the times of checkpoints;
-        ``now_ns`` is the Unix time now. A message that a forgotten producer repeats is delivered twice.
+        message, or as the first after it was restored. `_age` tells how much time passes from one checkpoint
+        to the next; ``now_ns`` is the Unix time now. A message that a forgotten producer repeats is delivered
+        twice.
         """
         self._pending.clear()
         span = clock_span(prune_horizon_ns)
@@ -444,14 +449,11 @@ class Sequencer(Generic[M]):
         sources = {}
         for journal, partials in self._partials.items():
             if span and partials:
-                acks = [partial.min_clock for partial in partials.values()]
-                newest = checkpoint_clock(acks, now_ns, span)
-                # Keep the bound at zero or above: the original wraps around and forgets every producer.
-                bound = max(0, newest - span)
+                age = self._age(journal, now_ns, span)
                 for producer, partial in list(partials.items()):
                     if partial.max_clock != partial.checked_clock:
-                        partial.checked_clock, partial.seen_at = partial.max_clock, newest
-                    elif partial.seen_at < bound and partial is not draining:
+                        partial.checked_clock, partial.seen_at = partial.max_clock, age
+                    elif partial.seen_at < age - span and partial is not draining:
                         del partials[producer]
             sources[journal] = SourceCheckpoint(
                 self._offsets.get(journal, 0),
@@ -463,3 +465,18 @@ class Sequencer(Generic[M]):
         for journal, offset in self._offsets.items():
             sources.setdefault(journal, SourceCheckpoint(offset))
         return sources
+
+    def _age(self, journal: JournalName, now_ns: int, span: int) -> int:
+        """Return the time, as a span of clocks, that has passed in a journal up to this checkpoint.
+
+        Time passes with `checkpoint_clock`, by at most 1/`AGE_STEPS` of ``span`` for each checkpoint. So
+        neither a clock that is ahead nor a day without acknowledgements makes other producers old.
+        """
+        acks = [partial.min_clock for partial in self._partials[journal].values()]
+        newest = checkpoint_clock(acks, now_ns, span)
+        former, age = self._ages.get(journal, (newest, 0))
+        if former <= clock_at(now_ns) + span:  # Otherwise ``now_ns`` was wrong before.
+            newest = max(newest, former)
+        age += min(max(0, newest - former), span // AGE_STEPS)
+        self._ages[journal] = newest, age
+        return age

@@ -11,7 +11,7 @@ import concurrent.futures
 import hashlib
 from typing import Any, BinaryIO, Final, Self
 
-from gazette.errors import Corrupt, Invalid
+from gazette.errors import Corrupt, Invalid, Unavailable
 from gazette.protocol.codecs.codec import new_decompressor
 from gazette.protocol.fragment import Codec, Fragment
 from gazette.protocol.ids import Offset
@@ -126,7 +126,7 @@ class FragmentDecoder:
             self._summing = pieces
             try:
                 self._summed = self._sums.submit(_update, self._sum, pieces)
-            except RuntimeError:  # The pool is closed: hash the content here.
+            except (RuntimeError, Unavailable):  # No thread will: hash the content here.
                 self._await_sum()
 
     def _await_sum(self) -> None:

@@ -200,7 +200,10 @@ class Player:
                 # Start the removal without an await: a cancelled task must not await.
                 try:
                     self._pool.submit(self._files.abandon)
-                except RuntimeError:  # The pool is closed: the process is about to end.
+                except (
+                    RuntimeError,
+                    Unavailable,
+                ):  # The process is about to end, or gets no thread.
                     self._files.abandon()
 
     async def _play_some_hints(self, scope: TaskScope) -> RecoveredState:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import random
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import msgspec
@@ -30,7 +32,8 @@ from gazette.errors import Closed, Corrupt, GazetteError, Invalid, NotFound, Not
 from gazette.labels import CONTENT_JSON_LINES, CONTENT_TYPE, MESSAGE_TYPE
 from gazette.message.mapping import Partitions, modulo_mapping, rendezvous_mapping
 from gazette.message.publisher import HELD_BYTES_MAX
-from gazette.message.publishing.client_publisher import ClientPublisher
+from gazette.message.publishing import client_publisher
+from gazette.message.publishing.client_publisher import ClientPublisher, SyncPublisher
 from gazette.message.publishing.outputs import KnownOutput, choice_by_labels
 from gazette.message.publishing.service import TIMEOUT_S
 from gazette.protocol.label_set import LabelSelector, LabelSet
@@ -727,6 +730,53 @@ async def test_an_interrupt_leaves_nothing(broker: BrokerFixture) -> None:
     _, stderr = await process.communicate()
     assert stderr.rstrip().endswith(b"KeyboardInterrupt")
     assert await head(broker, ONE) == 0
+
+
+@contextlib.contextmanager
+def interrupted(call: int) -> Iterator[Callable[[], bool]]:
+    """Interrupt this thread after that many calls of C code in the module of `SyncPublisher`: these are the
+    places where Python raises Ctrl-C. Yield a function: did the interrupt come?"""
+    calls = 0
+
+    def profile(frame: FrameType, event: str, _: object) -> None:
+        nonlocal calls
+        if event == "c_return" and frame.f_code.co_filename == client_publisher.__file__:
+            calls += 1
+            if calls == call:
+                sys.setprofile(None)
+                raise KeyboardInterrupt
+
+    try:
+        sys.setprofile(profile)
+        yield lambda: calls >= call
+    finally:
+        sys.setprofile(None)
+
+
+async def test_after_an_interrupt_at_any_place_others_have_their_turn(
+    broker: BrokerFixture,
+) -> None:
+    """An interrupt while the message is appended may make the publisher fail. It never has others wait."""
+
+    def transaction(publisher: SyncPublisher) -> None:
+        with publisher.transaction() as transaction:
+            transaction.publish(ONE, Word(word="w"))
+
+    def use(work: Callable[[SyncPublisher], object]) -> int:
+        for call in itertools.count(1):
+            with gazette.open_publisher(broker.endpoint, timeout_s=5.0) as publisher:
+                with contextlib.suppress(KeyboardInterrupt), interrupted(call) as came:
+                    work(publisher)
+                if not came():
+                    return call
+                with contextlib.suppress(Closed):
+                    transaction(publisher)
+                with contextlib.suppress(Closed):
+                    publisher.publish(ONE, Word(word="w"))
+        raise AssertionError
+
+    assert await asyncio.to_thread(use, transaction) > 4
+    assert await asyncio.to_thread(use, lambda p: p.publish(ONE, Word(word="w"))) > 3
 
 
 def test_keys_of_unknown_types_are_refused() -> None:

@@ -21,8 +21,8 @@ from gazette.protocol.journal_life import JournalLife
 StreamOffset: TypeAlias = dict[str, Any]
 """``{journal: {"at": offset, "producers": {hex: "clock" or "clock@begin"}}}``, clocks in hex.
 
-A producer whose clock is far from those of others has one part more: ``clock@begin@clock``. There ``begin``
-may be empty, and the second clock is `ProducerState.seen_at`.
+A producer with an open transaction, or whose clock is far from those of others, has one part more:
+``clock@begin@clock``. There ``begin`` may be empty, and the second clock is `ProducerState.seen_at`.
 
 Optional: ``"life": "cluster.revision"`` is the life of the journal. ``"ahead": offset`` is the offset up to
 which tasks were asked for summaries. ``"since": clock`` is the least clock of the stream's messages, the same
