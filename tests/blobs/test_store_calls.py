@@ -11,6 +11,7 @@ from gazette.runtime.store_calls import StoreCall, StoreCalls, off_store, on_sto
 from gazette.runtime.tasks import BlockingPool, TaskScope
 from gazette.testing.clock import ManualClock
 from tests.facts import raises
+from tests.support.no_threads import no_thread_starts
 
 HUNG_S = 60.0
 
@@ -142,12 +143,8 @@ async def test_what_has_not_begun_is_refused_when_closed(
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems may accept the stack")
 async def test_a_call_for_which_no_thread_starts_says_so(calls: StoreCalls) -> None:
     """The store is open: the next call may get a thread."""
-    usual_bytes = threading.stack_size(1 << 46)  # The system refuses such stacks.
-    try:
-        with raises(Unavailable, says="no thread"):
-            await calls.run(int)
-    finally:
-        threading.stack_size(usual_bytes)
+    with no_thread_starts(), raises(Unavailable, says="no thread"):
+        await calls.run(int)
     assert await calls.run(int) == 0
 
 

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,7 @@ from gazette.runtime.tasks import BlockingPool, TaskScope
 from gazette.testing.clock import ManualClock
 from tests.facts import raises
 from tests.support.instant_clock import breathe
+from tests.support.no_threads import no_thread_starts
 
 JOURNAL = "a/journal"
 REGISTERS = [LabelSet.of(("author", name)) for name in ("one", "two")]
@@ -391,16 +392,6 @@ async def test_commits_do_not_wait_for_compression(
     gate.set()
     await pool.run(int)
     pool.close()
-
-
-@contextlib.contextmanager
-def no_thread_starts() -> Iterator[None]:
-    """Ask for stacks that the system refuses."""
-    usual_bytes = threading.stack_size(1 << 46)
-    try:
-        yield
-    finally:
-        threading.stack_size(usual_bytes)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems may accept the stack")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import sys
 import tempfile
 import threading
 import warnings
@@ -33,6 +34,7 @@ sa = pytest.importorskip("sqlalchemy")
 
 from gazette.stores.sql.store import SQLStore, create_checkpoint_table, create_engine  # noqa: E402
 from tests.facts import raises  # noqa: E402
+from tests.support.no_threads import no_thread_starts  # noqa: E402
 
 TIMEOUT_S = 30
 
@@ -309,6 +311,23 @@ def test_a_failed_dependency_rolls_back_at_once(engine: Any, when: str) -> None:
     store.destroy()
     follower = SQLStore(engine)
     assert follower.restore_checkpoint(SHARD) == Checkpoint()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems may accept the stack")
+def test_a_commit_for_which_no_thread_starts_fails(engine: Any) -> None:
+    """It is not waited for, and leaves no lock behind."""
+    store = opened(engine)
+    add(store, "a")
+    published: OpFuture[None] = OpFuture()
+    future = store.start_commit(SHARD, at(10), [published])
+    with no_thread_starts():
+        published.set_result(None)
+        with raises(Unavailable, says="no thread"):
+            future.result(TIMEOUT_S)
+    store.destroy()
+    assert counts(engine) == {}
+    with engine.begin() as connection:  # Nothing is locked.
+        connection.execute(sa.text("INSERT INTO counts VALUES ('a', 7)"))
 
 
 def test_the_next_transaction_begins_after_the_commit(engine: Any) -> None:

@@ -220,8 +220,15 @@ class SQLCommit:
             if error is None and self._remaining:
                 return
             self._submitted = True
-            # Hold the lock here: the pool is closed after `abandon`, which also holds it.
-            pool.submit(self._run, error)
+            try:
+                # Hold the lock here: the pool is closed after `abandon`, which also holds it.
+                pool.submit(self._run, error)
+                return
+            except Unavailable as refused:  # The system starts no thread.
+                self._step = _Step.RUNNING
+                reason = refused
+        self._running.drop()
+        self.future.set_exception(reason)
 
     def _take(self, step: _Step) -> bool:
         """Move from WAITING to ``step``. Return False if another thread has left WAITING before."""
