@@ -835,6 +835,43 @@ async def test_a_client_that_ends_its_side_gets_its_whole_answer() -> None:
     await scope.stop()
 
 
+async def test_a_client_that_ends_its_side_may_take_its_answer_slowly() -> None:
+    time, content, ended = LoopTime(), bytes(1 << 16), asyncio.Event()
+
+    async def large(request: Request) -> Response:
+        async def body() -> AsyncIterator[bytes]:
+            try:
+                for _ in range(512):
+                    yield content
+            finally:
+                ended.set()
+
+        return StreamingResponse(body())
+
+    server, scope = bound(), TaskScope("test")
+    server.start_http(scope, Starlette(routes=[Route("/large", large)]))
+    reader, writer = await connected(server)
+    # Without lengths of parts, a client cannot tell the end of its answer from a cut.
+    writer.write(b"GET /large HTTP/1.0\r\nHost: test\r\n\r\n")
+    writer.write_eof()
+    await turns()
+    for _ in range(3):
+        time.advance(1.1 * http_connection.HALF_CLOSED_S)
+        await turns()
+    assert not ended.is_set()
+    assert (await reader.read()).partition(b"\r\n\r\n")[2] == 512 * content
+    writer.close()
+    # Case: a client that takes nothing is cut off as others are.
+    ended.clear()
+    sock = socket.create_connection(("127.0.0.1", int(server.http_endpoint.rpartition(":")[2])))
+    sock.send(b"GET /large HTTP/1.1\r\nHost: test\r\n\r\n")
+    sock.shutdown(socket.SHUT_WR)
+    await time.pass_until(ended.is_set, http_connection.STALL_S / 10)
+    sock.close()
+    await server.stop(0.0)
+    await scope.stop()
+
+
 async def test_a_body_that_does_not_come_is_given_up() -> None:
     time, asked, gone = LoopTime(), asyncio.Event(), asyncio.Event()
 

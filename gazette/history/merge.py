@@ -88,8 +88,13 @@ class FoldedSnapshot:
             source = self.sources[journal.journal]
             acks = [state.last_ack for state in source.producers.values()]
             now = checkpoint_clock(acks, now_ns, horizon)
-            seen = {p: state.seen_at or state.last_ack for p, state in journal.producers.items()}
-            seen = {p: clock for p, clock in seen.items() if clock <= latest}
+            seen = {
+                p: clock
+                for p, state in journal.producers.items()
+                # Offsets of version 0.1.0 do not say when an open transaction grew: it is young.
+                if (clock := state.seen_at or (state.last_ack if state.begin is None else 0))
+                and clock <= latest
+            }
             former = max(seen.values(), default=now)
             now = max(now, former)
             # At most one step has passed, as for the sequencer.

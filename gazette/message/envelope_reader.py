@@ -322,7 +322,9 @@ class _KnownBytes:
     async def read(self, max_bytes: int = 0, /) -> bytes:
         while True:
             try:
-                return await self._reader.read(max_bytes)
+                piece = await self._reader.read(max_bytes)
+                self._client.waits.end(self)
+                return piece
             except NotYet as error:
                 self._client.waits.note(self, self._reader.params.journal, error)
             await self._client.clock.sleep(_NOT_YET_S)

@@ -176,6 +176,13 @@ class HttpConnection(asyncio.Protocol):
         request.half_closed.set(HALF_CLOSED_S)
         return True
 
+    def answer_late(self) -> None:
+        """Give up a client that has ended its side. While bytes wait for it, it has the time of others."""
+        if self.writable.is_set() or self._request is None:
+            self.close()
+        else:
+            self._request.half_closed.set(HALF_CLOSED_S)
+
     def pause_writing(self) -> None:
         self.writable.clear()
         self._stall_alarm.set(STALL_S)
@@ -366,7 +373,7 @@ class AsgiCycle:
         """True once the head of the answer was sent."""
         self.complete = False
         """True once the end of the answer was sent."""
-        self.half_closed = _Alarm(connection.close)
+        self.half_closed = _Alarm(connection.answer_late)
         """Set once the client has ended its side, and at each part of the answer: the client may be gone."""
         self._changed = asyncio.Event()
 

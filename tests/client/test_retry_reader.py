@@ -184,6 +184,16 @@ async def test_suspension_and_missing_journals_are_surfaced(
     await client.clock.sleep(LAG_S)
     broker.on_read(*unknown)
     assert await collect(reader) == b"56789"
+    # Case: other answers come between two of these, without bytes.
+    reader = client.retry_reader(ReadParams(J, offset=10))
+    for _ in range(2):
+        broker.on_read(unknown[0])
+        with pytest.raises(NotYet):
+            await reader.read()
+        await client.clock.sleep(LAG_S)
+    ends = [Send((broker.metadata(J, 0),))] * 5
+    broker.on_read(unknown[0], *ends, unknown[0])
+    assert await collect(client.retry_reader(ReadParams(J, end_offset=1))) == b"0"
     broker.missing.add(J)
     begun = client.clock.monotonic()
     with pytest.raises(NotFound):

@@ -346,7 +346,10 @@ async def test_a_transaction_that_a_broker_does_not_know_yet_is_read_again_later
         await anext(batches)
         not_yet = broker.metadata(JOURNAL, 0, Status.OFFSET_NOT_YET_AVAILABLE)
         broker.on_read(*[Send((not_yet,))] * 3)
-        read = [envelope.message.word async for batch in batches for envelope in batch]
+        read = []
+        async for batch in batches:
+            assert not client.waits.reason(JOURNAL)
+            read += [envelope.message.word for envelope in batch]
     assert read == words
 
 

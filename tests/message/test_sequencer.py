@@ -561,6 +561,29 @@ def test_few_producers_that_have_ended_are_remembered() -> None:
     assert producers
 
 
+@pytest.mark.parametrize("ahead_h", [0, -30, 24 * 1000])
+def test_few_producers_are_remembered_although_the_shard_is_restarted(ahead_h: int) -> None:
+    """It restarts every 12 hours. A script publishes once an hour, each time as another producer."""
+    story, producers = Story(), set[bytes]()
+    for hour in range(240):
+        if hour % 12 == 0:
+            sources = story.sequencer.checkpoint(HORIZON_NS, NOW_NS + hour * HOUR_NS)
+            story.sequencer = Sequencer(sources, 16)
+        story.outside(NOW + hours(hour + ahead_h), bytes([1, 0, 0, 0, 1, hour]))
+        story.drain()
+        producers = producers_after(story, hour, hour)
+        assert len(producers) <= 2 + 26
+    # Case: clocks differ. What was restored is remembered for an hour at least.
+    sources = story.sequencer.checkpoint(HORIZON_NS, NOW_NS + 240 * HOUR_NS)
+    story.sequencer = Sequencer(sources, 16)
+    assert producers_after(story, 240, 240) == producers | {A}
+    for minute in range(1, 60):
+        story.outside(NOW + hours(240 + minute / 60))
+        story.drain()
+        now_ns = NOW_NS + 240 * HOUR_NS + minute * HOUR_NS // 60
+        assert producers_of(story, now_ns=now_ns) == producers | {A}
+
+
 def test_a_clock_years_ahead_makes_no_other_producer_old() -> None:
     years = hours(24 * 365 * 50)
     story = Story()

@@ -312,6 +312,22 @@ def test_a_transaction_that_does_not_grow_is_as_young_as_its_last_message(
     assert query.step() == [2]
 
 
+def test_an_open_transaction_in_an_offset_of_version_0_1_0_is_young(tmp_path: Path) -> None:
+    """Such an offset says of its producer only the last commit, which is a horizon ago."""
+    second = 16 * 10**7
+    journal = Journal(tmp_path, "topic/a")
+    journal.add(line(1, 1, OUTSIDE_TXN, n=0), line(2, 1, OUTSIDE_TXN, n=1))
+    query = Query(options(tmp_path, producerHorizon="60"))
+    query.step()
+    journal.add(line(1, 59 * second, CONTINUE_TXN, n=2), line(2, 59 * second, OUTSIDE_TXN, n=3))
+    query.step()
+    del query.log[-1]["topic/a"]["seen"]
+    journal.add(line(2, 65 * second, OUTSIDE_TXN, n=4))
+    assert query.step() == [4]
+    journal.add(line(1, 65 * second, ACK_TXN, n=5))
+    assert query.step() == [2]
+
+
 def test_offsets_are_texts_that_compare() -> None:
     sources = {
         "b": SourceCheckpoint(
@@ -327,6 +343,11 @@ def test_offsets_are_texts_that_compare() -> None:
         }
     )
     assert decode_offset(json.loads(json.dumps(offset))) == sources
+    # Case: what version 0.1.0 does not know has a key of its own, which that version ignores.
+    states = {b"\1" * 6: ProducerState(1, None, 254), b"\2" * 6: ProducerState(255, 3, 254)}
+    noted = encode_offset({"b": SourceCheckpoint(7, states)})
+    assert noted["b"].pop("seen") == {"010101010101": "fe", "020202020202": "fe"}
+    assert noted["b"] == offset["b"]
     for wrong in ({"a": 5}, {"a": {"at": 1}}, {"a": {"at": 1, "producers": {"zz": "1"}}}):
         with raises(Corrupt):
             decode_offset(wrong)

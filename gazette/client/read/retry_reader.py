@@ -215,6 +215,7 @@ class RetryReader:
         """
         if reader.direct is None and not reader.fragment_url:
             self._on_interrupted()
+        self._grace.end()
         progress = reader.offset != reader.params.offset
         stuck = not progress and reader.params.do_not_proxy and reader.fragment_url != ""
         # The broker expects us to open the fragment, and we cannot: ask for its bytes.
@@ -236,6 +237,7 @@ class RetryReader:
         self._attempt += 1
         if isinstance(error, NotYet) and not reader.params.block:
             self._client.waits.end(self)
+            self._grace.end()
             self._attempt = -1
             if self.params.block:
                 return  # ``block`` was changed meanwhile: ask again, and wait.
@@ -253,6 +255,7 @@ class RetryReader:
         self._proxied = False
         self._on_interrupted()
         if status_of(error) == Status.SUSPENDED.name:
+            self._grace.end()
             raise error
         if not self._grace.covers(error) and isinstance(error, NotFound | NotAllowed):
             self._attempt = -1

@@ -132,14 +132,14 @@ class CommitRecords:
 class AwaitedRecords:
     """`CommitRecords` as an event loop uses them: each call runs in a thread, and has a deadline.
 
-    After its deadline, a call raises ``TimeoutError``, which names the directory. The thread goes on.
+    After its deadline, a call raises ``TimeoutError``, which names the directory and how long the call took.
+    The thread goes on.
     """
 
-    def __init__(self, directory: Path, timeout_s: float) -> None:
-        """Begin without a call. ``timeout_s`` is the time of which errors speak."""
+    def __init__(self, directory: Path) -> None:
+        """Begin without a call."""
         self.directory = directory
         self.path = directory / _RECORD
-        self._timeout_s = timeout_s
         self._pool = BlockingPool("commit-records", 1)
         self._records: CommitRecords | None = None
         self._last_call: OpFuture[Any] | None = None
@@ -165,12 +165,13 @@ class AwaitedRecords:
 
     async def _within(self, deadline: float, call: Callable[..., T], *args: Any) -> T:
         self._last_call = self._pool.submit(call, *args)
+        seconds = max(0.0, deadline - asyncio.get_running_loop().time())
         try:
             async with asyncio.timeout_at(deadline):
                 return await await_future(self._last_call)
         except TimeoutError as error:
             raise TimeoutError(
-                f"the directory {self.directory} did not answer within {self._timeout_s:g} s"
+                f"the directory {self.directory} did not answer within {seconds:.1f} s"
             ) from error
 
     def close(self) -> None:

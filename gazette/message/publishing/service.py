@@ -92,7 +92,7 @@ class PublishingService:
         self._outputs = Outputs(client, self._scope, mapping, uuid)
         self._appends = AppendService(client, settings=_SETTINGS)
         self._publisher = Publisher.standalone(self._appends, client.clock, random.SystemRandom())
-        self._records = None if commits is None else AwaitedRecords(Path(commits), timeout_s)
+        self._records = None if commits is None else AwaitedRecords(Path(commits))
         self._failure: BaseException | None = None
         """Error after which the publisher cannot be used any more."""
         self._process = MadeBeforeFork("a publisher")

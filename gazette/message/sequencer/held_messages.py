@@ -16,6 +16,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from gazette.errors import Bug, Corrupt
 from gazette.message.envelope import Envelope
 from gazette.message.uuid import ProducerId
+from gazette.protocol.checkpoint import ProducerState
 from gazette.protocol.ids import JournalName, Offset
 
 M = TypeVar("M")
@@ -56,7 +57,7 @@ class PartialSequence:
         self.seen_at = 0
         """Age of the journal at the last checkpoint before which ``max_clock`` changed: see `Sequencer`."""
         self.checked_clock = -1
-        """``max_clock`` in the last checkpoint; -1 before the first."""
+        """``max_clock`` in the last checkpoint; -1 before the first, unless `restored` sets it."""
         self.begin = begin
         """Offset of the first message beyond ``min_clock``. None without such a message."""
         self.kept: deque[Any] = deque()
@@ -64,6 +65,16 @@ class PartialSequence:
         rows of an array pass."""
         self.numbers: deque[int] = deque()
         """Ring number of each kept message."""
+
+    @classmethod
+    def restored(
+        cls, journal: JournalName, producer: ProducerId, state: ProducerState
+    ) -> PartialSequence:
+        """Return the sequence of a producer of a checkpoint. Its open transaction counts as new."""
+        partial = cls(journal, producer, state.last_ack, state.begin)
+        if state.begin is None:
+            partial.checked_clock = state.last_ack
+        return partial
 
     @property
     def is_complete(self) -> bool:

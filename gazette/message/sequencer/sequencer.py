@@ -114,7 +114,7 @@ class Sequencer(Generic[M]):
         for journal, source in sources.items():
             self._offsets[journal] = source.read_through
             self._partials[journal] = {
-                producer: PartialSequence(journal, producer, state.last_ack, state.begin)
+                producer: PartialSequence.restored(journal, producer, state)
                 for producer, state in source.producers.items()
             }
         self._ages: dict[JournalName, tuple[int, int]] = {}
@@ -439,9 +439,10 @@ class Sequencer(Generic[M]):
 
         Forget producers that were silent for ``prune_horizon_ns`` (0: forget none). Clocks of publishers may
         differ by more than that. So a producer is as young as the last checkpoint before which it wrote a
-        message, or as the first after it was restored. `_age` tells how much time passes from one checkpoint
-        to the next; ``now_ns`` is the Unix time now. A message that a forgotten producer repeats is delivered
-        twice.
+        message. One that was restored with an open transaction is as young as the first checkpoint; another
+        one is as old as its clock, and kept for one step at least. `_age` tells how much time passes from one
+        checkpoint to the next; ``now_ns`` is the Unix time now. A message that a forgotten producer repeats
+        is delivered twice.
         """
         self._pending.clear()
         span = clock_span(prune_horizon_ns)
@@ -474,6 +475,12 @@ class Sequencer(Generic[M]):
         """
         acks = [partial.min_clock for partial in self._partials[journal].values()]
         newest = checkpoint_clock(acks, now_ns, span)
+        if journal not in self._ages:
+            # A checkpoint does not say when a producer wrote: only its clock does.
+            for partial in self._partials[journal].values():
+                if partial.checked_clock >= 0:
+                    old = abs(newest - partial.checked_clock)
+                    partial.seen_at = -min(old, span - span // AGE_STEPS)
         former, age = self._ages.get(journal, (newest, 0))
         if former <= clock_at(now_ns) + span:  # Otherwise ``now_ns`` was wrong before.
             newest = max(newest, former)

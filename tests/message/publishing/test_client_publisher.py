@@ -34,6 +34,7 @@ from gazette.message.mapping import Partitions, modulo_mapping, rendezvous_mappi
 from gazette.message.publisher import HELD_BYTES_MAX
 from gazette.message.publishing import client_publisher
 from gazette.message.publishing.client_publisher import ClientPublisher, SyncPublisher
+from gazette.message.publishing.commit_records import AwaitedRecords
 from gazette.message.publishing.outputs import KnownOutput, choice_by_labels
 from gazette.message.publishing.service import TIMEOUT_S
 from gazette.protocol.label_set import LabelSelector, LabelSet
@@ -391,6 +392,19 @@ async def test_a_record_on_a_disk_that_hangs_is_waited_for_in_time(
     record.open("wb").close()  # The thread that reads it goes on.
 
 
+async def test_an_error_of_a_disk_that_hangs_says_for_how_long_it_was_asked(tmp_path: Path) -> None:
+    """Before the record, a commit waits for brokers: that time is not the disk's."""
+    partial_record = tmp_path / "commit.partial"
+    records, time = AwaitedRecords(tmp_path), asyncio.get_running_loop().time
+    deadline = time() + 1.0
+    assert await records.load(deadline) == {}
+    os.mkfifo(partial_record)
+    with pytest.raises(TimeoutError, match=r"did not answer within 0\.1 s"):
+        await records.save({ONE: b"", TWO: b""}, time() + 0.1)
+    os.close(os.open(partial_record, os.O_RDONLY | os.O_NONBLOCK))
+    records.close()
+
+
 async def test_a_disk_that_hangs_ends_a_commit_in_time_and_keeps_its_directory(
     broker: BrokerFixture, tmp_path: Path
 ) -> None:
@@ -405,7 +419,7 @@ async def test_a_disk_that_hangs_ends_a_commit_in_time_and_keeps_its_directory(
                 async with publisher.transaction() as transaction:
                     await transaction.publish(ONE, Word(word="to"))
                     await transaction.publish(TWO, Word(word="be"))
-            assert f"{tmp_path} did not answer within 1 s" in str(raised.value)
+            assert f"{tmp_path} did not answer within" in str(raised.value)
             assert raised.value.unknown == (ONE, TWO)
         with raises(Invalid, path="commits", says=str(tmp_path)):
             async with ClientPublisher(broker.client, commits=tmp_path):

@@ -21,18 +21,16 @@ from gazette.protocol.journal_life import JournalLife
 StreamOffset: TypeAlias = dict[str, Any]
 """``{journal: {"at": offset, "producers": {hex: "clock" or "clock@begin"}}}``, clocks in hex.
 
-A producer with an open transaction, or whose clock is far from those of others, has one part more:
-``clock@begin@clock``. There ``begin`` may be empty, and the second clock is `ProducerState.seen_at`.
-
 Optional: ``"life": "cluster.revision"`` is the life of the journal. ``"ahead": offset`` is the offset up to
 which tasks were asked for summaries. ``"since": clock`` is the least clock of the stream's messages, the same
-for all journals.
+for all journals. ``"seen": {hex: clock}`` has `ProducerState.seen_at` of the producers with an open
+transaction, or whose clock is far from those of others. Version 0.1.0 neither writes nor reads it.
 """
 
 AT: Final = "at"
 AWAITED: Final = "awaited"
 """Key of the bytes that a query waits for. Only the ends in the query's progress have this key."""
-_PRODUCERS, _AHEAD, _SINCE, _LIFE = "producers", "ahead", "since", "life"
+_PRODUCERS, _SEEN, _AHEAD, _SINCE, _LIFE = "producers", "seen", "ahead", "since", "life"
 _DIGITS: Final = 2 * PRODUCER_BYTES
 
 
@@ -46,18 +44,18 @@ def encode_offset(
     that was read already. Keys have a fixed order, since Spark compares offsets as texts."""
     offset: StreamOffset = {}
     for journal, source in sorted(sources.items()):
-        producers = {}
+        producers, seen = {}, {}
         for producer, state in sorted(source.producers.items()):
-            parts = [f"{state.last_ack:x}"]
-            if state.begin is not None or state.seen_at:
-                parts.append("" if state.begin is None else f"{state.begin}")
+            begin = "" if state.begin is None else f"@{state.begin}"
+            producers[producer.hex()] = f"{state.last_ack:x}{begin}"
             if state.seen_at:
-                parts.append(f"{state.seen_at:x}")
-            producers[producer.hex()] = "@".join(parts)
+                seen[producer.hex()] = f"{state.seen_at:x}"
         value: dict[str, Any] = {}
         if ahead.get(journal, 0) > source.read_through:
             value[_AHEAD] = ahead[journal]
         value |= {AT: source.read_through, _PRODUCERS: producers}
+        if seen:
+            value[_SEEN] = seen
         if since:
             value[_SINCE] = f"{since:x}"
         if (life := lives.get(journal)) is not None:
@@ -71,14 +69,13 @@ def decode_offset(offset: StreamOffset) -> dict[JournalName, SourceCheckpoint]:
     sources = {}
     with _decoding():
         for journal, value in offset.items():
-            producers = {}
+            producers, seen = {}, value.get(_SEEN, {})
             for digits, text in value[_PRODUCERS].items():
-                clock, begin, seen_at = [*text.split("@", 2), "", ""][:3]
+                clock, separator, begin = text.partition("@")
                 if len(digits) != _DIGITS:
                     raise ValueError(digits)
-                state = ProducerState(
-                    int(clock, 16), int(begin) if begin else None, int(seen_at or "0", 16)
-                )
+                seen_at = int(seen.get(digits, "0"), 16)
+                state = ProducerState(int(clock, 16), int(begin) if separator else None, seen_at)
                 producers[bytes.fromhex(digits)] = state
             sources[journal] = SourceCheckpoint(int(value[AT]), producers)
     return sources
