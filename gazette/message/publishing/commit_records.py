@@ -129,7 +129,7 @@ class CommitRecords:
             os.close(handle)
 
 
-class AwaitedRecords:
+class CommitDirectory:
     """`CommitRecords` as an event loop uses them: each call runs in a thread, and has a deadline.
 
     After its deadline, a call raises ``TimeoutError``, which names the directory and how long the call took.

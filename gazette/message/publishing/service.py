@@ -3,7 +3,7 @@
 A transaction's messages are pending until their acknowledgement is in the same journal. Within one journal
 that is all or nothing. Over several journals, one acknowledgement for each is appended once all messages are
 in place. A process that dies between two acknowledgements leaves a part of the transaction visible, unless it
-has a directory for `AwaitedRecords`.
+has a directory for `CommitDirectory`.
 
 An append that was enqueued cannot be withdrawn. So a publisher cannot be used any more after a failed commit,
 or after a wait that was given up. Messages that get no acknowledgement stay pending for ever, and no reader
@@ -26,7 +26,7 @@ from gazette.client.wait_question import ask_reason
 from gazette.errors import Broken, Closed, GazetteError, Invalid, NotAllowed, Unavailable
 from gazette.message.mapping import Partition
 from gazette.message.publisher import Publisher
-from gazette.message.publishing.commit_records import AwaitedRecords
+from gazette.message.publishing.commit_records import CommitDirectory
 from gazette.message.publishing.outputs import MappingName, Output, Outputs
 from gazette.message.uuid_place import names_of
 from gazette.protocol.ids import JournalName
@@ -92,7 +92,7 @@ class PublishingService:
         self._outputs = Outputs(client, self._scope, mapping, uuid)
         self._appends = AppendService(client, settings=_SETTINGS)
         self._publisher = Publisher.standalone(self._appends, client.clock, random.SystemRandom())
-        self._records = None if commits is None else AwaitedRecords(Path(commits))
+        self._records = None if commits is None else CommitDirectory(Path(commits))
         self._failure: BaseException | None = None
         """Error after which the publisher cannot be used any more."""
         self._process = MadeBeforeFork("a publisher")

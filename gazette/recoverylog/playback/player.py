@@ -32,7 +32,7 @@ from gazette.recoverylog.log.recorder import fence, no_op
 from gazette.recoverylog.playback.file_writer import FileWriter
 from gazette.recoverylog.playback.play_progress import PlayerState, PlayProgress, RecoveredState
 from gazette.recoverylog.playback.playback import Handoff, Playback, PrunedLog
-from gazette.recoverylog.playback.staged_files import PlayedFiles, StagedFiles, ViewRequest
+from gazette.recoverylog.playback.staged_files import PlayedFiles, StagedFiles, WaitingView
 from gazette.runtime.clock import Clock
 from gazette.runtime.failpoints import reach
 from gazette.runtime.metrics import RECOVERED_BYTES
@@ -99,7 +99,7 @@ class Player:
         """Set once a hand-off or an end was asked for."""
         self._woken = asyncio.Event()
         """Set when the loop of `play` should check for new requests."""
-        self._views: list[ViewRequest[Any]] = []
+        self._views: list[WaitingView[Any]] = []
         self._cut_offset: int | None = None
         """Offset at which views are taken: the end of an append. None: no view waits for an offset."""
         self._beyond_cut = b""
@@ -169,7 +169,7 @@ class Player:
         ``Corrupt`` for changed files, and ``Closed`` if play-back ends first. After a cancellation ``call``
         may still run.
         """
-        view = ViewRequest(call, asyncio.get_running_loop().create_future())
+        view = WaitingView(call, asyncio.get_running_loop().create_future())
         if self.state in (PlayerState.LIVE, PlayerState.FAILED):
             raise Closed("play-back has ended", log=self.hints.log)
         self._views.append(view)

@@ -59,7 +59,7 @@ class PlayedFiles:
             write_private(target_of(directory, path), content.encode(), new=True)
 
 
-class ViewRequest(Generic[T]):
+class WaitingView(Generic[T]):
     """A request to call a function with the files."""
 
     def __init__(self, call: Callable[[PlayedFiles], T], result: asyncio.Future[T]) -> None:

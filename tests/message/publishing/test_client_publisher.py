@@ -34,7 +34,7 @@ from gazette.message.mapping import Partitions, modulo_mapping, rendezvous_mappi
 from gazette.message.publisher import HELD_BYTES_MAX
 from gazette.message.publishing import client_publisher
 from gazette.message.publishing.client_publisher import ClientPublisher, SyncPublisher
-from gazette.message.publishing.commit_records import AwaitedRecords
+from gazette.message.publishing.commit_records import CommitDirectory
 from gazette.message.publishing.outputs import KnownOutput, choice_by_labels
 from gazette.message.publishing.service import TIMEOUT_S
 from gazette.protocol.label_set import LabelSelector, LabelSet
@@ -395,7 +395,7 @@ async def test_a_record_on_a_disk_that_hangs_is_waited_for_in_time(
 async def test_an_error_of_a_disk_that_hangs_says_for_how_long_it_was_asked(tmp_path: Path) -> None:
     """Before the record, a commit waits for brokers: that time is not the disk's."""
     partial_record = tmp_path / "commit.partial"
-    records, time = AwaitedRecords(tmp_path), asyncio.get_running_loop().time
+    records, time = CommitDirectory(tmp_path), asyncio.get_running_loop().time
     deadline = time() + 1.0
     assert await records.load(deadline) == {}
     os.mkfifo(partial_record)
