@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections import Counter
 from collections.abc import Mapping
+from functools import cache
 from itertools import islice, product
 from pathlib import Path
 from typing import Any, Final
@@ -23,6 +24,7 @@ from gazette.testing.simulation.fold import (
     add_outputs,
     committed_spans,
 )
+from gazette.testing.simulation.query_judge import QueryJudge
 from gazette.testing.simulation.setup import Setup
 from gazette.testing.simulation.shard_history import RecordedTransaction
 from gazette.testing.simulation.states import Deviation, deviation_of
@@ -60,7 +62,7 @@ class Judge:
             return ended.findings
         if not ended.promotions:
             return [Finding("the run has ended before anything was compared")]
-        findings = self._consumed() or self._restarted() or self._folded()
+        findings = self._consumed() or self._answered() or self._restarted() or self._folded()
         return ended.findings or findings
 
     def _consumed(self) -> list[Finding]:
@@ -100,7 +102,22 @@ class Judge:
         setup = self._setup
         return Input(spec, setup.journals, self._ended.content, steps, setup.source_names)
 
-    def _committed(self, journal: str) -> list[tuple[int, int]]:
+    def _answered(self) -> list[Finding]:
+        """Require that queries were answered by states of commits that are not older than they must be."""
+        judge = QueryJudge(
+            self._run.history,
+            self._run.specs,
+            cache(self._committed),
+            self._ended.states,
+            counts_messages=not self._setup.skips_poison,
+        )
+        wrong = judge.wrong(self._ended.answers)
+        if wrong is None:
+            return []
+        return [Finding(wrong.what, details=wrong.details, hint="query")]
+
+    def _committed(self, journal: str, end: int | None = None) -> list[tuple[int, int]]:
+        """Return the committed messages of a journal, or of the part before ``end``."""
         application, spec = self._setup.new_application(), self._specs[journal]
         framing = framing_of(
             spec.labels.value_of(CONTENT_TYPE) or "",
@@ -108,7 +125,7 @@ class Judge:
             place=application.uuid_place_of(spec),
         )
         try:
-            return list(committed_spans(journal, framing, self._ended.content[journal]))
+            return list(committed_spans(journal, framing, self._ended.content[journal][:end]))
         except MalformedMessage:
             return []
 

@@ -20,6 +20,7 @@ from gazette.client.read.retry_reader import RetryReader
 from gazette.cluster.etcd.client import Compare, Etcd, EtcdSettings, Op
 from gazette.config.schema import Schema
 from gazette.consumer.application import Application
+from gazette.consumer.member import ConsumerMember
 from gazette.consumer.shard.shard import Shard
 from gazette.consumer.transaction.shard_timers import ShardTimers
 from gazette.errors import Aborted, Closed, Fenced, GazetteError, NotYet, Unavailable
@@ -33,6 +34,7 @@ from gazette.testing.simulation.fold import OutputForm, noted_forms
 from gazette.testing.simulation.loop import NodeClock, SimNode, current_node
 from gazette.testing.simulation.members import MemberCluster, SimMember
 from gazette.testing.simulation.network import SimTransport
+from gazette.testing.simulation.queries import Answer, QueryClients, StatesApi
 from gazette.testing.simulation.setup import Setup
 from gazette.testing.simulation.shard_history import Promotion, ShardHistory, wrapped
 from gazette.testing.simulation.states import Query, Rows, state_of
@@ -41,6 +43,8 @@ from gazette.testing.simulation.story_publisher import StoryPublisher
 from gazette.testing.simulation.user_code import UserSurroundings
 
 BROKER: Final = "broker"
+_CLIENTS: Final = 2
+"""Clients that ask shards for their states."""
 _QUIET_S: Final = 300.0
 """After the last fault: how long until every shard has read all of its input."""
 _SETTLED_S: Final = 3.0
@@ -76,6 +80,8 @@ class Ended:
     content: dict[str, bytes] = field(default_factory=dict)
     """Content of each journal that is no recovery log, by its name."""
     forms: dict[str, OutputForm] = field(default_factory=dict)
+    answers: list[Answer] = field(default_factory=list)
+    """What queries got, in order."""
     coverage: set[str] = field(default_factory=set)
 
 
@@ -87,6 +93,10 @@ class AppMember(SimMember):
     def application(self, rng: random.Random) -> Application[Any]:
         del rng
         return self.cluster.setup.new_application()
+
+    def serve_beside(self, service: ConsumerMember) -> None:
+        api = StatesApi(service.service, self.cluster.setup.ignore)
+        service.service.grpc_server.add_generic_rpc_handlers((api.handler(),))
 
     def config(self, application: Application[Any]) -> Mapping[str, Any]:
         return Schema("simulation", application.config_groups).load([], {}).groups
@@ -141,7 +151,9 @@ class AppRun:
         self.user = user
         self.cluster = cluster = AppCluster(setup, story.seed, trace=trace)
         self.ended = Ended()
-        self.history = ShardHistory(self.wall_clock, self._on_failure)
+        self.history = ShardHistory(
+            self.wall_clock, lambda: cluster.loop.now, setup.ignore, self._on_failure
+        )
         self.specs = self._shard_specs()
         self.rng = random.Random(f"run {story.seed}")
         self.is_over = False
@@ -234,11 +246,26 @@ class AppRun:
         await self._create(client)
         for host in story.members:
             cluster.start_member(host)
+        queries = QueryClients(cluster, story.members, self.specs, self._found, story.seed)
+        self.ended.answers = queries.answers
+        async with TaskScope("queries") as scope:
+            for number in range(_CLIENTS):
+                scope.spawn(queries.run(number), name="ask")
+            await self._play(client, queries)
+            scope.cancel()
+        self.is_over = True
+        cluster.loop.stop()
+
+    async def _play(self, client: Client, queries: QueryClients) -> None:
+        """Publish, let faults strike, and wait until all is consumed."""
+        cluster, story = self.cluster, self.story
         async with TaskScope("story") as scope:
             for producer in range(2):
                 sends = [send for send in story.sends_to_make() if send.producer == producer]
                 node = SimNode(cluster.loop, f"publisher-{producer}")
-                publisher = StoryPublisher(node, cluster, BROKER, sends, self.rng.getrandbits(64))
+                publisher = StoryPublisher(
+                    node, cluster, BROKER, sends, queries.acknowledged, self.rng.getrandbits(64)
+                )
                 scope.spawn(publisher.run(), name="publish")
             for fault in story.faults_to_make():
                 scope.spawn(self.faults.strike_later(fault), name="fault")
@@ -247,9 +274,7 @@ class AppRun:
             if story.restarts:
                 await self._restart(client)
             if not self.ended.findings:
-                await self._finish(client)
-        self.is_over = True
-        cluster.loop.stop()
+                await self._finish(client, queries)
 
     async def _restart(self, client: Client) -> None:
         """Kill all members, and wait until others serve their shards."""
@@ -261,7 +286,7 @@ class AppRun:
             self.cluster.start_member(host)
         await self._quiet(client)
 
-    async def _finish(self, client: Client) -> None:
+    async def _finish(self, client: Client, queries: QueryClients) -> None:
         stores, ended = self._stores(), self.ended
         self._check_invariant(stores)
         for shard_id, store in stores.items():
@@ -270,9 +295,13 @@ class AppRun:
             ended.promotions[shard_id] = promotion
             ended.states[shard_id] = self._state(store)
         names = self.setup.source_names | {*self.setup.outputs, *ended.forms}
-        for name in sorted(names):
-            head = await self._head(client, name)
+        heads = {name: await self._head(client, name) for name in sorted(names)}
+        for name, head in heads.items():
             ended.content[name] = await self._read(client, name, head)
+        try:
+            await queries.finish(heads)
+        except Unavailable as error:
+            self._found(str(error))
 
     def _state(self, store: Any) -> Rows | None:
         return state_of(store, self.setup.ignore)

@@ -45,6 +45,8 @@ HINTS: Final = {
     "closed": "A destroyed store was used: that of another shard, or of a former owner. Use the store that"
     " the callback gets.",
     "restart": "The state that a new owner recovers is another one. Keep all state in the store.",
+    "query": "A query gets a store or a view, and reads it by its own methods. A cache in front of it answers"
+    " old states. So does a view that does not follow its log.",
     "memory": "The result depends on what was not in the store: attributes, globals, files, or errors that"
     " were caught.",
     "hang": "A callback does not return, or the seed has more to do than --timeout permits.",
@@ -60,6 +62,7 @@ _ORDER: Final = {
     "extra output": ("publish", "self", "global", "cache"),
     "restart": ("self", "global", "cache"),
     "memory": ("self", "global", "publish", "retry", "swallow", "cache", "file"),
+    "query": ("query", "cache"),
     "failed call": ("swallow", "retry", "self", "global", "publish", "cache"),
 }
 """The mistakes that a cause may come from, the likeliest first."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, Final
@@ -23,6 +23,7 @@ from gazette.errors import Bug
 from gazette.message.uuid import ACK_TXN
 from gazette.protocol.checkpoint import Checkpoint
 from gazette.runtime.tasks import OpFuture
+from gazette.testing.simulation.states import Rows, left_state
 
 _CHAINS_MAX: Final = 6
 """Most possibilities for what led to a state."""
@@ -61,6 +62,10 @@ class RecordedTransaction:
     checkpoint: Checkpoint | None = None
     """None until its commit began."""
     commit: OpFuture[Any] | None = None
+    left: Rows | None = None
+    """The state that queries see after it; None for a store whose rows are not known."""
+    durable_at: float | None = None
+    """Time at which its commit was known to have succeeded."""
 
     @property
     def has_committed(self) -> bool:
@@ -79,6 +84,8 @@ class Promotion:
     timers: ShardTimers | None = None
     begun_s: float = 0.0
     """Monotonic time of its begin, from which on sources may become idle."""
+    restored_state: Rows | None = None
+    """The state that queries see before the first transaction."""
     transactions: list[RecordedTransaction] = field(default_factory=list)
 
     @property
@@ -92,8 +99,19 @@ class Promotion:
 class ShardHistory:
     """All promotions of one simulation."""
 
-    def __init__(self, clock: Callable[[], float], on_failure: Callable[[Any, Any], None]) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        now: Callable[[], float],
+        ignore: Collection[str],
+        on_failure: Callable[[Any, Any], None],
+    ) -> None:
+        """Create a history. ``clock`` is the wall clock of the process that runs; ``now`` is virtual time.
+        ``ignore`` names what states leave out: see `states.state_of`.
+        """
         self._clock = clock
+        self._now = now
+        self._ignore = ignore
         self._on_failure = on_failure
         self.promotions: list[Promotion] = []
         self._by_callbacks: dict[int, Promotion] = {}
@@ -118,7 +136,11 @@ class ShardHistory:
         checkpoint is then that of each. None: the promotion restored what no earlier one had committed.
         """
         own = [each for each in promotion.transactions if each.checkpoint is not None]
-        return [[*before, *own] for before in islice(self._leading_to(promotion), _CHAINS_MAX)]
+        return [[*before, *own] for before in self.leading_to(promotion)]
+
+    def leading_to(self, promotion: Promotion) -> list[list[RecordedTransaction]]:
+        """Return the transactions that led to what a promotion restored: see `effective`."""
+        return list(islice(self._leading_to(promotion), _CHAINS_MAX))
 
     def _leading_to(self, promotion: Promotion) -> Iterator[list[RecordedTransaction]]:
         restored = promotion.restored
@@ -182,8 +204,13 @@ class ShardHistory:
     ) -> None:
         begun_s = 0.0 if timers is None else timers._clock_s()
         promotion = Promotion(callbacks.shard.id, checkpoint, callbacks, timers, begun_s)
+        promotion.restored_state = left_state(callbacks.store, self._ignore)
         self.promotions.append(promotion)
         self._by_callbacks[id(callbacks)] = promotion
+
+    def _note_durable(self, transaction: RecordedTransaction) -> None:
+        if transaction.has_committed:
+            transaction.durable_at = self._now()
 
     def _consumed(self, callbacks: ShardCallbacks, step: Consumed, batch: Sequence[Any]) -> None:
         takes_acks = callbacks.application.deliver_acks
@@ -231,8 +258,10 @@ class ShardHistory:
             transaction = history._of(self).running
             transaction.steps.append(history._step(self))
             transaction.checkpoint = checkpoint
-            transaction.commit = call(self, checkpoint, waits)
-            return transaction.commit
+            commit = transaction.commit = call(self, checkpoint, waits)
+            transaction.left = left_state(self.store, history._ignore)
+            commit.add_done_callback(lambda _: history._note_durable(transaction))
+            return commit
 
         def now(call: Any, self: Any) -> Any:
             shown = call(self)

@@ -1,0 +1,102 @@
+"""What each seed demands beside its last state: of queries, of former states, and of backfills."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gazette.testing.simulation.hints import HINTS
+from tests.simulate.test_findings import IMPORTS, UNTIL_FOUND, run, totals
+
+VIEW = "def new_view(self, shard, directory):\n    return {view}(directory)"
+OWN_VIEW = VIEW.format(view="SQLiteStore.view")
+CACHED = """\
+class Cached(SQLiteStore):
+    @functools.lru_cache
+    def query(self, sql, bindings=()):
+        return super().query(sql, bindings)
+
+
+class Totals"""
+FIRST_VIEW = """\
+from gazette import StateView
+
+
+class FirstView(StateView):
+    def __init__(self, directory):
+        self.view = SQLiteStore.view(directory)
+        self.reader = None
+
+    def refresh(self, files):
+        self.reader = self.reader or self.view.refresh(files)
+        return self.reader
+
+    def release(self, reader):
+        pass
+
+    def close(self):
+        self.view.close()
+
+
+class Totals"""
+JSON_TOTALS = """\
+class Totals(Application):
+    orders = Source("orders", Order, key="customer")
+
+    def new_store(self, shard, recorder):
+        return JSONFileStore(recorder, dict[str, int])
+
+    def consume_message(self, shard, store, envelope, publisher):
+        order = envelope.message
+        store.state[order.customer] = store.state.get(order.customer, 0) + order.cents
+"""
+PLANT = "\n\nfrom tools.simulation.consumer_plants import PLANTS\nPLANTS['{name}']()\n"
+
+
+# Queries.
+
+
+def test_answers_of_a_right_application_pass(tmp_path: Path) -> None:
+    done = run(tmp_path, totals("pass", OWN_VIEW), "--first", "6", "--seeds", "3")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_cache_of_answers_is_found(tmp_path: Path) -> None:
+    module = totals("pass").replace("SQLiteStore(", "Cached(", 1).replace("class Totals", CACHED)
+    done = run(tmp_path, module, *UNTIL_FOUND)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "a query of shard-000" in done.stdout
+    assert "in the answer (member-" in done.stdout
+    assert f"hint: {HINTS['cache']}" in done.stdout
+
+
+def test_a_view_that_does_not_follow_its_log_is_found(tmp_path: Path) -> None:
+    module = totals("pass", VIEW.format(view="FirstView")).replace("class Totals", FIRST_VIEW)
+    done = run(tmp_path, module, *UNTIL_FOUND)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "a query of shard-000 gets an older state than the" in done.stdout
+    assert "committed before" in done.stdout
+    assert f"hint: {HINTS['query']}" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("module", "plant", "what"),
+    [
+        (totals("pass"), "answered-before-the-offset", "is asked for"),
+        (totals("pass", OWN_VIEW), "standby-older-than-it-says", "gets an older state than"),
+        pytest.param(
+            f"{IMPORTS}\n\n{JSON_TOTALS}",
+            "answers-of-the-running-transaction",
+            "answers a state that no commit left",
+            marks=pytest.mark.long,
+        ),
+    ],
+)
+def test_defects_of_members_that_answer_are_found(
+    tmp_path: Path, module: str, plant: str, what: str
+) -> None:
+    flags = ("--seeds", "40", "--attempts", "0")
+    done = run(tmp_path, module + PLANT.format(name=plant), *flags)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert what in done.stdout
