@@ -100,3 +100,27 @@ def test_defects_of_members_that_answer_are_found(
     done = run(tmp_path, module + PLANT.format(name=plant), *flags)
     assert done.returncode == 1, done.stdout + done.stderr
     assert what in done.stdout
+
+
+# Time travel.
+
+FORGETS_COMMITS = """
+
+from gazette.recoverylog import time_travel
+
+before = time_travel._last_not_after
+time_travel._last_not_after = lambda positions, *more: before(positions[::2], *more)
+"""
+
+
+@pytest.mark.parametrize("module", [totals("pass"), f"{IMPORTS}\n\n{JSON_TOTALS}"])
+def test_states_of_former_moments_are_those_of_their_commits(tmp_path: Path, module: str) -> None:
+    done = run(tmp_path, module, "--seeds", "4")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_defect_of_time_travel_is_found(tmp_path: Path) -> None:
+    done = run(tmp_path, totals("pass") + FORGETS_COMMITS, *UNTIL_FOUND)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "is not the one that its commit left" in done.stdout
+    assert "at that commit" in done.stdout

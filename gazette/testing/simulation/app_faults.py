@@ -10,6 +10,7 @@ from gazette.client.rpc.channel import Channels
 from gazette.client.shards import ShardClient
 from gazette.consumer.transaction.shard_timers import LOOK_S
 from gazette.errors import GazetteError
+from gazette.protocol.hints import FSMHints
 from gazette.testing.simulation.cluster import ETCD
 from gazette.testing.simulation.loop import NodeClock, SimNode, current_node
 from gazette.testing.simulation.members import Trap
@@ -149,13 +150,25 @@ class AppFaults:
 
     async def _unassign(self, shard_id: str) -> None:
         """Have the allocator choose another member for a shard, or the same one again."""
+        try:
+            async with asyncio.timeout(CALL_S):
+                await self._shard_client().unassign([shard_id])
+        except (GazetteError, TimeoutError) as error:
+            self._run.cluster.say("op", f"cannot: {type(error).__name__}", error)
+
+    def _shard_client(self) -> ShardClient:
         channels = Channels(
             "", clock=self._clock, transport=SimTransport(self._run.cluster.network, self._node)
         )
         address = ",".join(f"http://{host}:8080" for host in self._run.story.members)
-        client = ShardClient(address, channels=channels, clock=self._clock)
-        try:
-            async with asyncio.timeout(CALL_S):
-                await client.unassign([shard_id])
-        except (GazetteError, TimeoutError) as error:
-            self._run.cluster.say("op", f"cannot: {type(error).__name__}", error)
+        return ShardClient(address, channels=channels, clock=self._clock)
+
+    async def hints_of(self, shard_id: str) -> list[FSMHints | None]:
+        """Return the hints of a shard, the newest first. Ask again while no member answers."""
+        while True:
+            try:
+                stored = await self._shard_client().get_hints(shard_id)
+            except GazetteError:
+                await self._clock.sleep(1.0)
+            else:
+                return [stored.primary, *stored.backups]

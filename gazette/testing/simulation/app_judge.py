@@ -28,6 +28,8 @@ from gazette.testing.simulation.query_judge import QueryJudge
 from gazette.testing.simulation.setup import Setup
 from gazette.testing.simulation.shard_history import RecordedTransaction
 from gazette.testing.simulation.states import Deviation, deviation_of
+from gazette.testing.simulation.story import FaultForm
+from gazette.testing.simulation.travel import TimeTraveller, travels
 from gazette.testing.simulation.user_code import UserSurroundings
 
 _SHIFT_S: Final = 86_461.5
@@ -62,7 +64,13 @@ class Judge:
             return ended.findings
         if not ended.promotions:
             return [Finding("the run has ended before anything was compared")]
-        findings = self._consumed() or self._answered() or self._restarted() or self._folded()
+        findings = (
+            self._consumed()
+            or self._answered()
+            or self._restarted()
+            or self._folded()
+            or self._travelled()
+        )
         return ended.findings or findings
 
     def _consumed(self) -> list[Finding]:
@@ -146,6 +154,25 @@ class Judge:
                             hint="restart",
                         )
                     ]
+        return []
+
+    def _travelled(self) -> list[Finding]:
+        """Require that the logs have the states of former commits."""
+        story, history = self._run.story, self._run.history
+        if not travels(seed := story.seed):
+            return []
+        traveller = TimeTraveller(
+            self._ended.logs,
+            self._directory,
+            self._setup.ignore,
+            seed,
+            clocks_agree=FaultForm.CLOCK not in [fault.form for fault in story.faults_to_make()],
+        )
+        for spec in self._run.specs:
+            promotion = self._ended.promotions[spec.id]
+            wrong = traveller.wrong(spec, promotion, history.effective(promotion))
+            if wrong is not None:
+                return [Finding(wrong.what, details=wrong.details, hint="travel")]
         return []
 
     # Folds.

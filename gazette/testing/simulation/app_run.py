@@ -40,6 +40,7 @@ from gazette.testing.simulation.shard_history import Promotion, ShardHistory, wr
 from gazette.testing.simulation.states import Query, Rows, state_of
 from gazette.testing.simulation.story import Story
 from gazette.testing.simulation.story_publisher import StoryPublisher
+from gazette.testing.simulation.travel import Logs, travels
 from gazette.testing.simulation.user_code import UserSurroundings
 
 BROKER: Final = "broker"
@@ -82,6 +83,8 @@ class Ended:
     forms: dict[str, OutputForm] = field(default_factory=dict)
     answers: list[Answer] = field(default_factory=list)
     """What queries got, in order."""
+    logs: Logs = field(default_factory=Logs)
+    """The recovery logs of a seed that goes back to former moments."""
     coverage: set[str] = field(default_factory=set)
 
 
@@ -298,10 +301,22 @@ class AppRun:
         heads = {name: await self._head(client, name) for name in sorted(names)}
         for name, head in heads.items():
             ended.content[name] = await self._read(client, name, head)
+        if travels(self.story.seed):
+            await self._read_logs(client)
         try:
             await queries.finish(heads)
         except Unavailable as error:
             self._found(str(error))
+
+    async def _read_logs(self, client: Client) -> None:
+        """Read what time travel needs: the recovery logs, and their hints."""
+        logs = self.ended.logs
+        async with asyncio.timeout(_QUIET_S):
+            for spec in self.specs:
+                if log := spec.recovery_log:
+                    logs.content[log] = await self._read(client, log, await self._head(client, log))
+                    hints = await self.faults.hints_of(spec.id)
+                    logs.hints[spec.id] = [each for each in hints if each is not None]
 
     def _state(self, store: Any) -> Rows | None:
         return state_of(store, self.setup.ignore)

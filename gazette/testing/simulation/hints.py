@@ -47,6 +47,8 @@ HINTS: Final = {
     "restart": "The state that a new owner recovers is another one. Keep all state in the store.",
     "query": "A query gets a store or a view, and reads it by its own methods. A cache in front of it answers"
     " old states. So does a view that does not follow its log.",
+    "travel": "The recovery log holds another state than the store had. Change the state by the methods of"
+    " the store, and no file beside it.",
     "memory": "The result depends on what was not in the store: attributes, globals, files, or errors that"
     " were caught.",
     "hang": "A callback does not return, or the seed has more to do than --timeout permits.",

@@ -10,9 +10,8 @@ from gazette.protocol.shard import ShardSpec
 from gazette.testing.simulation.queries import Answer
 from gazette.testing.simulation.shard_history import Promotion, RecordedTransaction, ShardHistory
 from gazette.testing.simulation.states import (
-    Deviation,
     Rows,
-    deviation_of,
+    compared,
     sources_of_state,
     without_checkpoint,
 )
@@ -233,10 +232,4 @@ class QueryJudge:
 def _compared(label: str, answer: Answer, other: str, rows: Rows | None) -> str:
     assert answer.rows is not None
     ours, theirs = without_checkpoint(answer.rows), without_checkpoint(rows or {})
-    deviation = deviation_of(ours, theirs) or Deviation("(no row)", "", "")
-    label = f"{label} ({answer})"
-    width = max(len(label), len(other))
-    return (
-        f"{deviation.place}\n  {label:{width}}  {deviation.actual or '(nothing)'}\n"
-        f"  {other:{width}}  {deviation.expected or '(nothing)'}"
-    )
+    return compared(f"{label} ({answer})", ours, other, theirs)

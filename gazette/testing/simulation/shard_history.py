@@ -66,6 +66,8 @@ class RecordedTransaction:
     """The state that queries see after it; None for a store whose rows are not known."""
     durable_at: float | None = None
     """Time at which its commit was known to have succeeded."""
+    log_end: int = 0
+    """End of its commit in the recovery log; 0 if it is not known."""
 
     @property
     def has_committed(self) -> bool:
@@ -210,7 +212,10 @@ class ShardHistory:
 
     def _note_durable(self, transaction: RecordedTransaction) -> None:
         if transaction.has_committed:
+            assert transaction.commit is not None
+            appended = getattr(transaction.commit.result(), "commit", None)
             transaction.durable_at = self._now()
+            transaction.log_end = 0 if appended is None else appended.end
 
     def _consumed(self, callbacks: ShardCallbacks, step: Consumed, batch: Sequence[Any]) -> None:
         takes_acks = callbacks.application.deliver_acks

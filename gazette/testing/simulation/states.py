@@ -12,6 +12,8 @@ from google.protobuf import text_format
 
 from gazette.consumer.application import Store
 from gazette.protocol.checkpoint import Checkpoint
+from gazette.recoverylog.shard_state import ShardState, StateKind
+from gazette.recoverylog.store_files import STATE_FILE
 from gazette.stores.json_file import JSONFileStore
 from gazette.stores.sqlite.store import SQLiteStore
 
@@ -95,6 +97,23 @@ def left_state(store: Store, ignore: Collection[str] = ()) -> Rows | None:
     return _with_checkpoint(_sqlite_rows(query, ignore), query)
 
 
+def state_of_files(state: ShardState, store: Store, ignore: Collection[str] = ()) -> Rows | None:
+    """Return what `seen_state` returns of a store with these files. ``store`` is of the same class.
+
+    None: the files are those before the first commit.
+    """
+    match state.kind:
+        case StateKind.SQLITE:
+            return _with_checkpoint(_sqlite_rows(state.query, ignore), state.query)
+        case StateKind.ROCKSDB:
+            return _pairs(state, ignore)
+        case StateKind.JSON:
+            assert isinstance(store, JSONFileStore)
+            line = (state.directory / STATE_FILE).read_bytes().split(b"\n")[1]
+            return {"state": dict(_leaves(store._encoding.decode(line, "state"), "", ignore))}
+    return None
+
+
 def _with_checkpoint(rows: Rows | None, query: _Query) -> Rows | None:
     data = query(f"SELECT checkpoint FROM {CHECKPOINT}")
     if rows is None or not data:
@@ -122,6 +141,16 @@ def deviation_of(actual: Rows, expected: Rows) -> Deviation | None:
             if ours.get(key) != theirs.get(key):
                 return Deviation(table, _shown(key, ours), _shown(key, theirs))
     return None
+
+
+def compared(label: str, rows: Rows, other: str, expected: Rows) -> str:
+    """Return the first difference of two states, with a label for each."""
+    deviation = deviation_of(rows, expected) or Deviation("(no row differs)", "", "")
+    width = max(len(label), len(other))
+    return (
+        f"{deviation.place}\n  {label:{width}}  {deviation.actual or '(nothing)'}\n"
+        f"  {other:{width}}  {deviation.expected or '(nothing)'}"
+    )
 
 
 def text_of(value: Any) -> str:
@@ -201,13 +230,17 @@ def _step(key: Any, path: str) -> str:
 
 
 def _rocksdb_pairs(store: Any, ignore: Collection[str]) -> Rows:
-    tables: Rows = {}
     with store.view() as view:
-        for family in store.column_families:
-            pairs = {repr(key): repr(value) for key, value in view.iterate(column_family=family)}
-            tables[family] = {
-                key: value
-                for key, value in pairs.items()
-                if not any(key[2:].startswith(prefix) for prefix in ignore)
-            }
+        return _pairs(view, ignore, store.column_families)
+
+
+def _pairs(view: Any, ignore: Collection[str], families: Collection[str] = ()) -> Rows:
+    tables: Rows = {}
+    for family in families or view.column_families:
+        pairs = {repr(key): repr(value) for key, value in view.iterate(column_family=family)}
+        tables[family] = {
+            key: value
+            for key, value in pairs.items()
+            if not any(key[2:].startswith(prefix) for prefix in ignore)
+        }
     return tables
