@@ -124,3 +124,66 @@ def test_a_defect_of_time_travel_is_found(tmp_path: Path) -> None:
     assert done.returncode == 1, done.stdout + done.stderr
     assert "is not the one that its commit left" in done.stdout
     assert "at that commit" in done.stdout
+
+
+# Rebuilds by a backfill.
+
+BACKFILL = """
+
+from gazette.backfill import Backfill
+
+
+class TotalsBackfill(Backfill):
+    application = Totals
+    discard_publications = True
+"""
+FORGETS_MESSAGES = """
+    def build(self, shard, store, messages):
+        for batch in messages:
+            order = batch[0].message
+            store.execute("INSERT OR REPLACE INTO totals VALUES (?, ?)", (order.customer, order.cents))
+"""
+RAISES = """
+    def build(self, shard, store, messages):
+        raise ValueError("wrong")
+"""
+NOTES = 'notes = Output("notes", Note)'
+PUBLISHES = "publisher.publish_uncommitted(self.notes, Note(text=order.customer))"
+REBUILDS = ("-k", "rebuild", "--attempts", "0")
+
+
+@pytest.mark.parametrize(
+    "module", [totals(PUBLISHES, NOTES), f"{IMPORTS}\n\n{JSON_TOTALS}"], ids=["sqlite", "json"]
+)
+def test_a_shard_continues_from_a_state_that_a_backfill_has_built(
+    tmp_path: Path, module: str
+) -> None:
+    done = run(tmp_path, module + BACKFILL, "--seeds", "8", "--coverage", *REBUILDS)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "rebuild by a backfill × done" in done.stdout
+
+
+def test_a_backfill_that_builds_another_state_is_found(tmp_path: Path) -> None:
+    done = run(tmp_path, totals("pass") + BACKFILL + FORGETS_MESSAGES, "--seeds", "20")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "the state of shard-000 is not that of a run without faults" in done.stdout
+    assert "the state of a shard is rebuilt by the backfill" in done.stdout
+    assert f"hint: {HINTS['backfill']}" in done.stdout
+
+
+def test_a_backfill_that_raises_is_found(tmp_path: Path) -> None:
+    done = run(tmp_path, totals("pass") + BACKFILL + RAISES, "--seeds", "20", *REBUILDS)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "the backfill of shard-000 fails: ValueError: wrong" in done.stdout
+    assert 'raise ValueError("wrong")' in done.stdout
+
+
+def test_a_backfill_may_be_in_another_module(tmp_path: Path) -> None:
+    (tmp_path / "rebuilt.py").write_text(f"from app import Totals\n{BACKFILL}")
+    flags = ("--backfill", "rebuilt:TotalsBackfill", "--seeds", "4", "--coverage", *REBUILDS)
+    done = run(tmp_path, totals("pass"), *flags)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "rebuild by a backfill × done" in done.stdout
+    wrong = run(tmp_path, totals("pass"), "--backfill", "one_order")
+    assert wrong.returncode == 2, wrong.stdout + wrong.stderr
+    assert "one_order is no Backfill of Totals" in wrong.stderr

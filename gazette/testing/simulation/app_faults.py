@@ -41,7 +41,11 @@ class AppFaults:
 
     async def _strike(self, fault: PlannedFault) -> None:
         cluster, host, seconds = self._run.cluster, fault.host, fault.seconds
-        if fault.form not in (FaultForm.FAIL, FaultForm.KILL_AT):  # They strike later.
+        if fault.form not in (
+            FaultForm.FAIL,
+            FaultForm.KILL_AT,
+            FaultForm.REBUILD,
+        ):  # They strike later.
             self._cover(fault.form, host)
         match fault.form:
             case FaultForm.KILL:
@@ -81,6 +85,16 @@ class AppFaults:
                 self._pass_time(fault)
             case FaultForm.FAIL:
                 self._run.user.fail_after = fault.number
+            case FaultForm.REBUILD:
+                await self._rebuild(fault)
+
+    async def _rebuild(self, fault: PlannedFault) -> None:
+        from gazette.testing.simulation.rebuild import rebuild
+
+        shards = self._run.story.shards
+        outcome = await rebuild(self._run, shards[fault.number % len(shards)], fault.number)
+        if outcome:
+            self._run.ended.coverage.add(f"{fault.form} × {outcome}")
 
     def _pass_time(self, fault: PlannedFault) -> None:
         """Have all clocks go on to the next timer, or for the seconds of the fault."""
@@ -152,13 +166,14 @@ class AppFaults:
         """Have the allocator choose another member for a shard, or the same one again."""
         try:
             async with asyncio.timeout(CALL_S):
-                await self._shard_client().unassign([shard_id])
+                await self.shard_client(self._node).unassign([shard_id])
         except (GazetteError, TimeoutError) as error:
             self._run.cluster.say("op", f"cannot: {type(error).__name__}", error)
 
-    def _shard_client(self) -> ShardClient:
+    def shard_client(self, node: SimNode) -> ShardClient:
+        """Return a client of the members, for a node."""
         channels = Channels(
-            "", clock=self._clock, transport=SimTransport(self._run.cluster.network, self._node)
+            "", clock=self._clock, transport=SimTransport(self._run.cluster.network, node)
         )
         address = ",".join(f"http://{host}:8080" for host in self._run.story.members)
         return ShardClient(address, channels=channels, clock=self._clock)
@@ -167,7 +182,7 @@ class AppFaults:
         """Return the hints of a shard, the newest first. Ask again while no member answers."""
         while True:
             try:
-                stored = await self._shard_client().get_hints(shard_id)
+                stored = await self.shard_client(self._node).get_hints(shard_id)
             except GazetteError:
                 await self._clock.sleep(1.0)
             else:

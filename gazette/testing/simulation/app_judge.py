@@ -10,9 +10,7 @@ from itertools import islice, product
 from pathlib import Path
 from typing import Any, Final
 
-from gazette.labels import CONTENT_TYPE
 from gazette.message.framing.frames import MalformedMessage
-from gazette.message.framing.framing import framing_of
 from gazette.protocol.journal import JournalSpec
 from gazette.testing.simulation.app_run import AppRun, Ended, Finding
 from gazette.testing.simulation.elsewhere import Elsewhere, is_elsewhere
@@ -23,6 +21,7 @@ from gazette.testing.simulation.fold import (
     LostTimer,
     add_outputs,
     committed_spans,
+    source_framing,
 )
 from gazette.testing.simulation.query_judge import QueryJudge
 from gazette.testing.simulation.setup import Setup
@@ -127,11 +126,7 @@ class Judge:
     def _committed(self, journal: str, end: int | None = None) -> list[tuple[int, int]]:
         """Return the committed messages of a journal, or of the part before ``end``."""
         application, spec = self._setup.new_application(), self._specs[journal]
-        framing = framing_of(
-            spec.labels.value_of(CONTENT_TYPE) or "",
-            application.message_type_of(spec),
-            place=application.uuid_place_of(spec),
-        )
+        framing = source_framing(application, spec)
         try:
             return list(committed_spans(journal, framing, self._ended.content[journal][:end]))
         except MalformedMessage:
@@ -170,6 +165,8 @@ class Judge:
         )
         for spec in self._run.specs:
             promotion = self._ended.promotions[spec.id]
+            if history.was_rebuilt(spec.id):
+                continue  # Its log has two histories.
             wrong = traveller.wrong(spec, promotion, history.effective(promotion))
             if wrong is not None:
                 return [Finding(wrong.what, details=wrong.details, hint="travel")]

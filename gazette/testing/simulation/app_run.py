@@ -174,7 +174,7 @@ class AppRun:
         }
         cluster.broker_hosts = [BROKER]
         cluster.on_member_exited = self.faults.on_member_exited
-        user.bind(self.wall_clock, self._pause, self._found)
+        user.bind(self.wall_clock, self._pause, self.note_finding)
         user.on_failed_call = self.faults.on_failed_call
 
     def _shard_specs(self) -> list[ShardSpec]:
@@ -201,7 +201,8 @@ class AppRun:
         if process is not None:
             process.pause(seconds)
 
-    def _found(self, what: str, place: str = "", hint: str = "") -> None:
+    def note_finding(self, what: str, place: str = "", hint: str = "") -> None:
+        """Add what is wrong, once."""
         if not any(finding.what == what for finding in self.ended.findings):
             self.ended.findings.append(Finding(what, place, hint=hint))
 
@@ -212,7 +213,7 @@ class AppRun:
         if self.cluster.loop.now == float("inf") or shard.ended.is_set():
             return
         place = getattr(error, "facts", {}).get("line", "") or place_of_error(error)
-        self._found(f"{shard.id} fails: {error}", str(place), "raises" if place else "")
+        self.note_finding(f"{shard.id} fails: {error}", str(place), "raises" if place else "")
 
     # Running.
 
@@ -249,7 +250,7 @@ class AppRun:
         await self._create(client)
         for host in story.members:
             cluster.start_member(host)
-        queries = QueryClients(cluster, story.members, self.specs, self._found, story.seed)
+        queries = QueryClients(cluster, story.members, self.specs, self.note_finding, story.seed)
         self.ended.answers = queries.answers
         async with TaskScope("queries") as scope:
             for number in range(_CLIENTS):
@@ -306,7 +307,7 @@ class AppRun:
         try:
             await queries.finish(heads)
         except Unavailable as error:
-            self._found(str(error))
+            self.note_finding(str(error))
 
     async def _read_logs(self, client: Client) -> None:
         """Read what time travel needs: the recovery logs, and their hints."""
@@ -314,7 +315,7 @@ class AppRun:
         async with asyncio.timeout(_QUIET_S):
             for spec in self.specs:
                 if log := spec.recovery_log:
-                    logs.content[log] = await self._read(client, log, await self._head(client, log))
+                    logs.content[log] = await self.content_of(client, log)
                     hints = await self.faults.hints_of(spec.id)
                     logs.hints[spec.id] = [each for each in hints if each is not None]
 
@@ -329,10 +330,10 @@ class AppRun:
             result = invariant(Query(stores))
         except Exception as error:  # noqa: BLE001 - it is the user's finding
             what = f"the invariant raises {type(error).__name__}: {error}"
-            self._found(what, place_of_error(error))
+            self.note_finding(what, place_of_error(error))
             return
         if result is False:
-            self._found("the invariant does not hold")
+            self.note_finding("the invariant does not hold")
 
     # The cluster.
 
@@ -361,6 +362,10 @@ class AppRun:
                     return int(result.commit.end)
                 except GazetteError:
                     await self._clock.sleep(0.5)
+
+    async def content_of(self, client: Client, journal: str) -> bytes:
+        """Return the content of a journal, up to its present end."""
+        return await self._read(client, journal, await self._head(client, journal))
 
     async def _read(self, client: Client, journal: str, end: int) -> bytes:
         if not end:
@@ -430,9 +435,9 @@ class AppRun:
             if self._settled(spec, heads) is None:
                 place = self._place_of_closed(spec.id)
                 what = f"{spec.id} does not consume all of its input: {self._states(spec.id)}"
-                self._found(what, place, "closed" if place else "")
+                self.note_finding(what, place, "closed" if place else "")
         if not self.ended.findings:
-            self._found("transactions do not end: messages or timers follow each other")
+            self.note_finding("transactions do not end: messages or timers follow each other")
         return False
 
     def _settled(self, spec: ShardSpec, heads: Mapping[str, int]) -> int | None:

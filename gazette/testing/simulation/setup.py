@@ -76,6 +76,8 @@ class Setup:
     ignore: tuple[str, ...] = ()
     recorded: bool = False
     """True if results may depend on where transactions end."""
+    backfill: type[Any] | None = None
+    """The user's `Backfill`, by which states are rebuilt; None: nothing is rebuilt."""
     timeout_s: float = 120.0
     """Seconds after which a seed that still runs has failed. They are those of the machine's clock."""
     _application: Application[Any] = field(init=False)

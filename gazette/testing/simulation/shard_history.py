@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, Final
@@ -98,6 +98,48 @@ class Promotion:
         return self.transactions[-1]
 
 
+@dataclass(frozen=True, slots=True)
+class Rebuilt:
+    """A state that a backfill was to build, from all messages below some offsets of the sources."""
+
+    shard_id: str
+    former: Checkpoint
+    """That of the state which it replaces."""
+    ends: Mapping[str, int]
+    spans: Mapping[str, Sequence[tuple[int, int]]]
+    """By source, the messages that are committed below the offset."""
+    wall: float
+
+    def is_of(self, restored: Checkpoint) -> bool:
+        """Return True if a restored checkpoint may be that of the state."""
+        offsets = {name: source.read_through for name, source in restored.sources.items()}
+        ends = {name: end for name, end in self.ends.items() if end or name in offsets}
+        return not restored.ack_intents and offsets == ends
+
+    def applied(self, chain: Sequence[RecordedTransaction]) -> list[RecordedTransaction]:
+        """Return the transactions as if they had consumed these messages only, and the rest in the end."""
+        left = {(journal, span) for journal, spans in self.spans.items() for span in spans}
+        transactions = []
+        for transaction in chain:
+            steps = []
+            for step in transaction.steps:
+                spans = tuple(span for span in step.spans if (step.journal, span) in left)
+                left -= {(step.journal, span) for span in spans}
+                if spans == step.spans:
+                    steps.append(step)
+                elif spans:
+                    steps.append(replace(step, spans=spans))
+            same = len(steps) == len(transaction.steps) and all(map(_is, steps, transaction.steps))
+            transactions.append(transaction if same else replace(transaction, steps=steps))
+        rest = [
+            Consumed(self.wall, self.wall, journal=journal, spans=(span,))
+            for journal, span in sorted(left)
+        ]
+        if rest:
+            transactions.append(RecordedTransaction(rest, self.former))
+        return transactions
+
+
 class ShardHistory:
     """All promotions of one simulation."""
 
@@ -116,6 +158,8 @@ class ShardHistory:
         self._ignore = ignore
         self._on_failure = on_failure
         self.promotions: list[Promotion] = []
+        self._rebuilt: list[tuple[int, Rebuilt]] = []
+        """Each with the number of promotions before it."""
         self._by_callbacks: dict[int, Promotion] = {}
         self._looks: dict[int, list[tuple[int, float]]] = {}
         """By timers of a shard, the looks of the running step."""
@@ -144,13 +188,33 @@ class ShardHistory:
         """Return the transactions that led to what a promotion restored: see `effective`."""
         return list(islice(self._leading_to(promotion), _CHAINS_MAX))
 
+    def note_rebuilt(self, rebuilt: Rebuilt) -> None:
+        """Note that a backfill is about to replace a state."""
+        self._rebuilt.append((len(self.promotions), rebuilt))
+
+    def was_rebuilt(self, shard_id: str) -> bool:
+        """Return True if a backfill has been about to replace a state of a shard."""
+        return any(rebuilt.shard_id == shard_id for _, rebuilt in self._rebuilt)
+
     def _leading_to(self, promotion: Promotion) -> Iterator[list[RecordedTransaction]]:
-        restored = promotion.restored
+        index = self.promotions.index(promotion)
+        number = sum(before <= index for before, _ in self._rebuilt)
+        yield from self._leading_to_restored(promotion.shard_id, promotion.restored, index, number)
+
+    def _leading_to_restored(
+        self, shard_id: str, restored: Checkpoint, index: int, number: int
+    ) -> Iterator[list[RecordedTransaction]]:
+        """Yield what led to a checkpoint by the first ``index`` promotions and ``number`` rebuilds."""
         if not restored.sources and not restored.ack_intents:
             yield []
-        index = self.promotions.index(promotion)
+        for position in reversed(range(number)):
+            before_it, rebuilt = self._rebuilt[position]
+            if rebuilt.shard_id == shard_id and rebuilt.is_of(restored):
+                former = rebuilt.former
+                for chain in self._leading_to_restored(shard_id, former, before_it, position):
+                    yield rebuilt.applied(chain)
         for earlier in reversed(self.promotions[:index]):
-            if earlier.shard_id != promotion.shard_id:
+            if earlier.shard_id != shard_id:
                 continue
             transactions = earlier.transactions
             ends = [
@@ -298,6 +362,10 @@ def begin_of_call(callbacks: ShardCallbacks) -> int:
     if isinstance(call, (list, tuple)) and not hasattr(call, "begin"):
         call = call[0]
     return int(getattr(call, "begin", -1))
+
+
+def _is(value: object, other: object) -> bool:
+    return value is other
 
 
 def _are_same(checkpoint: Checkpoint, other: Checkpoint) -> bool:
