@@ -165,9 +165,8 @@ class Judge:
         )
         for spec in self._run.specs:
             promotion = self._ended.promotions[spec.id]
-            if history.was_rebuilt(spec.id):
-                continue  # Its log has two histories.
-            wrong = traveller.wrong(spec, promotion, history.effective(promotion))
+            chains = history.effective(promotion)
+            wrong = traveller.wrong(spec, promotion, chains, history.since_rebuilt(spec.id))
             if wrong is not None:
                 return [Finding(wrong.what, details=wrong.details, hint="travel")]
         return []

@@ -192,9 +192,13 @@ class ShardHistory:
         """Note that a backfill is about to replace a state."""
         self._rebuilt.append((len(self.promotions), rebuilt))
 
-    def was_rebuilt(self, shard_id: str) -> bool:
-        """Return True if a backfill has been about to replace a state of a shard."""
-        return any(rebuilt.shard_id == shard_id for _, rebuilt in self._rebuilt)
+    def since_rebuilt(self, shard_id: str) -> list[RecordedTransaction] | None:
+        """Return the transactions since a backfill was about to replace the state; None if none was."""
+        begins = [before for before, rebuilt in self._rebuilt if rebuilt.shard_id == shard_id]
+        if not begins:
+            return None
+        promotions = [each for each in self.promotions[begins[-1] :] if each.shard_id == shard_id]
+        return [transaction for each in promotions for transaction in each.transactions]
 
     def _leading_to(self, promotion: Promotion) -> Iterator[list[RecordedTransaction]]:
         index = self.promotions.index(promotion)

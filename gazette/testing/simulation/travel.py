@@ -83,17 +83,22 @@ class TimeTraveller:
         spec: ShardSpec,
         promotion: Promotion,
         chains: Sequence[Sequence[RecordedTransaction]],
+        rebuilt: Sequence[RecordedTransaction] | None,
     ) -> WrongMoment | None:
         """Go back to a commit of a shard: to its offsets of sources, to its end in the log, and to its time.
 
-        ``chains`` are the possibilities for what led to the shard's last state. Return None if all is right.
+        ``chains`` are the possibilities for what led to the shard's last state. ``rebuilt``
+        are the transactions since a backfill; earlier ones are left out. Return None if all is right.
         """
         store, hints = promotion.callbacks.store, self._logs.hints.get(spec.id, [])
         if not spec.recovery_log or not chains[0] or chains[0][-1].left is None:
             return None
         hints = [*hints, FSMHints(log=spec.recovery_log)]
         chosen = self._rng.choice(chains[0])
-        for moment in self._moments(chosen):
+        if rebuilt is not None and not any(chosen is each for each in rebuilt):
+            return None  # Its offsets may be those of the state that was built.
+        before = 0 if rebuilt is not None else self._rng.choice((0, 0, 1))
+        for moment in self._moments(chosen, before):
             allowed = [rows for chain in chains for rows in _states_at(chain, moment)]
             if not allowed:
                 continue  # It is before the first commit.
@@ -111,14 +116,15 @@ class TimeTraveller:
                     return self._differs(spec, Moment(time=time), of_time, rows)
         return None
 
-    def _moments(self, chosen: RecordedTransaction) -> Iterator[Moment]:
-        """Yield the moments of one commit."""
+    @staticmethod
+    def _moments(chosen: RecordedTransaction, before: int) -> Iterator[Moment]:
+        """Yield the moments of one commit: its offsets of sources, and some bytes before its end."""
         assert chosen.checkpoint is not None
         sources = chosen.checkpoint.sources
         if sources:
             yield Moment(read_through={name: at.read_through for name, at in sources.items()})
         if chosen.log_end:
-            yield Moment(offset=chosen.log_end - self._rng.choice((0, 0, 1)))
+            yield Moment(offset=chosen.log_end - before)
 
     def _open(
         self, hints: Sequence[FSMHints], store: Any, moment: Moment
