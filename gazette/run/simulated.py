@@ -87,7 +87,7 @@ def setup_of(loaded: Loaded) -> Setup:
     target = RunTarget.parse(loaded.arguments[0])
     cls = type(target.load())
     module = sys.modules[cls.__module__]
-    return Setup.of(
+    setup = Setup.of(
         cls,
         flags.journals,
         flags.shards,
@@ -98,6 +98,13 @@ def setup_of(loaded: Loaded) -> Setup:
         backfill=_backfill(module, cls, flags.backfill),
         timeout_s=flags.timeout,
     )
+    if flags.backfill and not setup.rebuilds:
+        raise Invalid(
+            "an application with on_timer or a PoisonPolicy is not rebuilt in a simulation",
+            path="--backfill",
+            hint="Leave the flag out. `gazctl shards backfill --verify` compares its states.",
+        )
+    return setup
 
 
 def _checked(loaded: Loaded) -> SimulationFlags:

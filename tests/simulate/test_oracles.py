@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gazette.testing.simulation.hints import HINTS
-from tests.simulate.test_findings import IMPORTS, UNTIL_FOUND, run, totals
+from tests.simulate.test_findings import IMPORTS, TICKS, UNTIL_FOUND, run, totals
 
 VIEW = "def new_view(self, shard, directory):\n    return {view}(directory)"
 OWN_VIEW = VIEW.format(view="SQLiteStore.view")
@@ -187,3 +187,14 @@ def test_a_backfill_may_be_in_another_module(tmp_path: Path) -> None:
     wrong = run(tmp_path, totals("pass"), "--backfill", "one_order")
     assert wrong.returncode == 2, wrong.stdout + wrong.stderr
     assert "one_order is no Backfill of Totals" in wrong.stderr
+
+
+def test_states_with_timers_are_not_rebuilt(tmp_path: Path) -> None:
+    timers = TICKS.format(fired="pass").split("shard.schedule")[0]
+    module = totals("pass", timers) + BACKFILL
+    done = run(tmp_path, module, "--seeds", "8", "--coverage", *REBUILDS)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "no seed was run" in done.stderr
+    named = run(tmp_path, module, "--backfill", "TotalsBackfill")
+    assert named.returncode == 2, named.stdout + named.stderr
+    assert "an application with on_timer or a PoisonPolicy is not rebuilt" in named.stderr

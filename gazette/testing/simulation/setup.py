@@ -163,6 +163,14 @@ class Setup:
         return defines_timers(self._application)
 
     @property
+    def rebuilds(self) -> bool:
+        """True if states are rebuilt by a backfill.
+
+        A replay fires timers at other times than a shard, and skips no poison: such states are not compared.
+        """
+        return self.backfill is not None and not self.has_timers and not self.skips_poison
+
+    @property
     def skips_poison(self) -> bool:
         """True if a policy of the application skips bytes that are no messages.
 

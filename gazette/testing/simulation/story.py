@@ -167,7 +167,7 @@ class Story:
         times = spread(rng.choice(_MESSAGES), span_s, rng)
         if setup.has_timers:
             story.faults += _passing_time(random.Random(f"later {seed}"), members[0], span_s)
-        if setup.backfill is not None and not poison:
+        if setup.rebuilds:
             story.faults += _rebuilds(random.Random(f"rebuilds {seed}"), members[0], span_s)
         passed = [sum(fault.seconds for fault in story.faults if fault.at < at) for at in times]
         event_times = [at + seconds for at, seconds in zip(times, passed, strict=True)]
