@@ -44,6 +44,9 @@ class SimulationFlags:
     shard: str = flag("", "run a part of the seeds, such as 1/4")
     load: str = flag("", "function that yields messages, in the module of the application")
     invariant: str = flag("", "function that checks the states, in the module of the application")
+    backfill: str = flag(
+        "", "Backfill by which states are rebuilt (default: that in the module of the application)"
+    )
     journals: Path | None = flag(None, "YAML of the journals, for an application without sources")
     shards: Path | None = flag(None, "YAML of the shards, with --journals")
     ignore: tuple[str, ...] = flag(
@@ -84,7 +87,7 @@ def setup_of(loaded: Loaded) -> Setup:
     target = RunTarget.parse(loaded.arguments[0])
     cls = type(target.load())
     module = sys.modules[cls.__module__]
-    return Setup.of(
+    setup = Setup.of(
         cls,
         flags.journals,
         flags.shards,
@@ -92,8 +95,16 @@ def setup_of(loaded: Loaded) -> Setup:
         invariant=_function(module, flags.invariant, "--invariant"),
         ignore=flags.ignore,
         recorded=flags.transactions == "recorded",
+        backfill=_backfill(module, cls, flags.backfill),
         timeout_s=flags.timeout,
     )
+    if flags.backfill and not setup.rebuilds:
+        raise Invalid(
+            "an application with on_timer or a PoisonPolicy is not rebuilt in a simulation",
+            path="--backfill",
+            hint="Leave the flag out. `gazctl shards backfill --verify` compares its states.",
+        )
+    return setup
 
 
 def _checked(loaded: Loaded) -> SimulationFlags:
@@ -135,6 +146,35 @@ def _function(module: Any, name: str, path: str) -> Callable[..., Any] | None:
             hint="Name a function of the application's module, or module:function.",
         )
     return function  # type: ignore[no-any-return]
+
+
+def _backfill(module: Any, application: type[Any], name: str) -> type[Any] | None:
+    """Return the named class, or that in the module of the application; None if neither exists.
+
+    Raise ``Invalid`` for a name that is no `Backfill` of the application.
+    """
+    if not name and "gazette.history.backfill.definition" not in sys.modules:
+        return None  # The module cannot have one.
+    from gazette.history.backfill.definition import Backfill
+    from gazette.testing.simulation import rebuild  # noqa: F401 - here once, and not in each fork
+
+    def is_right(value: Any) -> bool:
+        return (
+            isinstance(value, type)
+            and issubclass(value, Backfill)
+            and getattr(value, "application", None) is application
+        )
+
+    if not name:
+        return next(filter(is_right, vars(module).values()), None)
+    backfill = _function(module, name, "--backfill")
+    if not is_right(backfill):
+        raise Invalid(
+            f"{name} is no Backfill of {application.__name__}",
+            path="--backfill",
+            hint="Name a class with the attribute application.",
+        )
+    return backfill  # type: ignore[return-value]
 
 
 def fold_elsewhere(argv: Sequence[str]) -> int:

@@ -47,6 +47,7 @@ def simulate(
     transactions: str = "any",
     journals: Path | None = None,
     shards: Path | None = None,
+    backfill: type[Any] | None = None,
 ) -> SimulationResult:
     """Simulate an application, and raise `SimulationFailed` for the first seed that fails.
 
@@ -54,7 +55,8 @@ def simulate(
     ``faults`` selects the seeds with a fault whose name has this text. ``invariant`` takes the committed
     states, and raises or returns False if they are wrong. ``ignore`` names tables, columns or paths that may
     differ. ``transactions="recorded"`` permits results that depend on where transactions end. ``journals``
-    and ``shards`` are files of YAML, for an application that declares no sources.
+    and ``shards`` are files of YAML, for an application that declares no sources. ``backfill`` is the
+    `Backfill` by which states are rebuilt, by default one in the module of the application.
 
     The class and the functions are imported by their names in another process. Raise ``Invalid`` for those
     that are no names of a module.
@@ -67,7 +69,11 @@ def simulate(
     place, module = _module_of(app, "app")
     words = [f"{place}:{app.__name__}", "--first", str(numbers.start), "--seeds", str(len(numbers))]
     words += ["--json", "--transactions", transactions]
-    for name, function in (("--load", load), ("--invariant", invariant)):
+    for name, function in (
+        ("--load", load),
+        ("--invariant", invariant),
+        ("--backfill", backfill),
+    ):
         if function is not None:
             _, home = _module_of(function, name.removeprefix("--"))
             text = function.__name__

@@ -10,6 +10,7 @@ from gazette.client.rpc.channel import Channels
 from gazette.client.shards import ShardClient
 from gazette.consumer.transaction.shard_timers import LOOK_S
 from gazette.errors import GazetteError
+from gazette.protocol.hints import FSMHints
 from gazette.testing.simulation.cluster import ETCD
 from gazette.testing.simulation.loop import NodeClock, SimNode, current_node
 from gazette.testing.simulation.members import Trap
@@ -40,7 +41,11 @@ class AppFaults:
 
     async def _strike(self, fault: PlannedFault) -> None:
         cluster, host, seconds = self._run.cluster, fault.host, fault.seconds
-        if fault.form not in (FaultForm.FAIL, FaultForm.KILL_AT):  # They strike later.
+        if fault.form not in (
+            FaultForm.FAIL,
+            FaultForm.KILL_AT,
+            FaultForm.REBUILD,
+        ):  # They strike later.
             self._cover(fault.form, host)
         match fault.form:
             case FaultForm.KILL:
@@ -80,6 +85,16 @@ class AppFaults:
                 self._pass_time(fault)
             case FaultForm.FAIL:
                 self._run.user.fail_after = fault.number
+            case FaultForm.REBUILD:
+                await self._rebuild(fault)
+
+    async def _rebuild(self, fault: PlannedFault) -> None:
+        from gazette.testing.simulation.rebuild import rebuild
+
+        shards = self._run.story.shards
+        outcome = await rebuild(self._run, shards[fault.number % len(shards)], fault.number)
+        if outcome:
+            self._run.ended.coverage.add(f"{fault.form} × {outcome}")
 
     def _pass_time(self, fault: PlannedFault) -> None:
         """Have all clocks go on to the next timer, or for the seconds of the fault."""
@@ -149,13 +164,26 @@ class AppFaults:
 
     async def _unassign(self, shard_id: str) -> None:
         """Have the allocator choose another member for a shard, or the same one again."""
-        channels = Channels(
-            "", clock=self._clock, transport=SimTransport(self._run.cluster.network, self._node)
-        )
-        address = ",".join(f"http://{host}:8080" for host in self._run.story.members)
-        client = ShardClient(address, channels=channels, clock=self._clock)
         try:
             async with asyncio.timeout(CALL_S):
-                await client.unassign([shard_id])
+                await self.shard_client(self._node).unassign([shard_id])
         except (GazetteError, TimeoutError) as error:
             self._run.cluster.say("op", f"cannot: {type(error).__name__}", error)
+
+    def shard_client(self, node: SimNode) -> ShardClient:
+        """Return a client of the members, for a node."""
+        channels = Channels(
+            "", clock=self._clock, transport=SimTransport(self._run.cluster.network, node)
+        )
+        address = ",".join(f"http://{host}:8080" for host in self._run.story.members)
+        return ShardClient(address, channels=channels, clock=self._clock)
+
+    async def hints_of(self, shard_id: str) -> list[FSMHints | None]:
+        """Return the hints of a shard, the newest first. Ask again while no member answers."""
+        while True:
+            try:
+                stored = await self.shard_client(self._node).get_hints(shard_id)
+            except GazetteError:
+                await self._clock.sleep(1.0)
+            else:
+                return [stored.primary, *stored.backups]

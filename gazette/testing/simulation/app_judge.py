@@ -5,13 +5,12 @@ from __future__ import annotations
 import tempfile
 from collections import Counter
 from collections.abc import Mapping
+from functools import cache
 from itertools import islice, product
 from pathlib import Path
 from typing import Any, Final
 
-from gazette.labels import CONTENT_TYPE
 from gazette.message.framing.frames import MalformedMessage
-from gazette.message.framing.framing import framing_of
 from gazette.protocol.journal import JournalSpec
 from gazette.testing.simulation.app_run import AppRun, Ended, Finding
 from gazette.testing.simulation.elsewhere import Elsewhere, is_elsewhere
@@ -22,10 +21,14 @@ from gazette.testing.simulation.fold import (
     LostTimer,
     add_outputs,
     committed_spans,
+    source_framing,
 )
+from gazette.testing.simulation.query_judge import QueryJudge
 from gazette.testing.simulation.setup import Setup
 from gazette.testing.simulation.shard_history import RecordedTransaction
 from gazette.testing.simulation.states import Deviation, deviation_of
+from gazette.testing.simulation.story import FaultForm
+from gazette.testing.simulation.travel import TimeTraveller, travels
 from gazette.testing.simulation.user_code import UserSurroundings
 
 _SHIFT_S: Final = 86_461.5
@@ -60,7 +63,13 @@ class Judge:
             return ended.findings
         if not ended.promotions:
             return [Finding("the run has ended before anything was compared")]
-        findings = self._consumed() or self._restarted() or self._folded()
+        findings = (
+            self._consumed()
+            or self._answered()
+            or self._restarted()
+            or self._folded()
+            or self._travelled()
+        )
         return ended.findings or findings
 
     def _consumed(self) -> list[Finding]:
@@ -100,15 +109,26 @@ class Judge:
         setup = self._setup
         return Input(spec, setup.journals, self._ended.content, steps, setup.source_names)
 
-    def _committed(self, journal: str) -> list[tuple[int, int]]:
-        application, spec = self._setup.new_application(), self._specs[journal]
-        framing = framing_of(
-            spec.labels.value_of(CONTENT_TYPE) or "",
-            application.message_type_of(spec),
-            place=application.uuid_place_of(spec),
+    def _answered(self) -> list[Finding]:
+        """Require that queries were answered by states of commits that are not older than they must be."""
+        judge = QueryJudge(
+            self._run.history,
+            self._run.specs,
+            cache(self._committed),
+            self._ended.states,
+            counts_messages=not self._setup.skips_poison,
         )
+        wrong = judge.wrong(self._ended.answers)
+        if wrong is None:
+            return []
+        return [Finding(wrong.what, details=wrong.details, hint="query")]
+
+    def _committed(self, journal: str, end: int | None = None) -> list[tuple[int, int]]:
+        """Return the committed messages of a journal, or of the part before ``end``."""
+        application, spec = self._setup.new_application(), self._specs[journal]
+        framing = source_framing(application, spec)
         try:
-            return list(committed_spans(journal, framing, self._ended.content[journal]))
+            return list(committed_spans(journal, framing, self._ended.content[journal][:end]))
         except MalformedMessage:
             return []
 
@@ -129,6 +149,26 @@ class Judge:
                             hint="restart",
                         )
                     ]
+        return []
+
+    def _travelled(self) -> list[Finding]:
+        """Require that the logs have the states of former commits."""
+        story, history = self._run.story, self._run.history
+        if not travels(seed := story.seed):
+            return []
+        traveller = TimeTraveller(
+            self._ended.logs,
+            self._directory,
+            self._setup.ignore,
+            seed,
+            clocks_agree=FaultForm.CLOCK not in [fault.form for fault in story.faults_to_make()],
+        )
+        for spec in self._run.specs:
+            promotion = self._ended.promotions[spec.id]
+            chains = history.effective(promotion)
+            wrong = traveller.wrong(spec, promotion, chains, history.since_rebuilt(spec.id))
+            if wrong is not None:
+                return [Finding(wrong.what, details=wrong.details, hint="travel")]
         return []
 
     # Folds.

@@ -20,6 +20,7 @@ from gazette.client.read.retry_reader import RetryReader
 from gazette.cluster.etcd.client import Compare, Etcd, EtcdSettings, Op
 from gazette.config.schema import Schema
 from gazette.consumer.application import Application
+from gazette.consumer.member import ConsumerMember
 from gazette.consumer.shard.shard import Shard
 from gazette.consumer.transaction.shard_timers import ShardTimers
 from gazette.errors import Aborted, Closed, Fenced, GazetteError, NotYet, Unavailable
@@ -33,14 +34,18 @@ from gazette.testing.simulation.fold import OutputForm, noted_forms
 from gazette.testing.simulation.loop import NodeClock, SimNode, current_node
 from gazette.testing.simulation.members import MemberCluster, SimMember
 from gazette.testing.simulation.network import SimTransport
+from gazette.testing.simulation.queries import Answer, QueryClients, StatesApi
 from gazette.testing.simulation.setup import Setup
 from gazette.testing.simulation.shard_history import Promotion, ShardHistory, wrapped
 from gazette.testing.simulation.states import Query, Rows, state_of
 from gazette.testing.simulation.story import Story
 from gazette.testing.simulation.story_publisher import StoryPublisher
+from gazette.testing.simulation.travel import Logs, travels
 from gazette.testing.simulation.user_code import UserSurroundings
 
 BROKER: Final = "broker"
+_CLIENTS: Final = 2
+"""Clients that ask shards for their states."""
 _QUIET_S: Final = 300.0
 """After the last fault: how long until every shard has read all of its input."""
 _SETTLED_S: Final = 3.0
@@ -76,6 +81,10 @@ class Ended:
     content: dict[str, bytes] = field(default_factory=dict)
     """Content of each journal that is no recovery log, by its name."""
     forms: dict[str, OutputForm] = field(default_factory=dict)
+    answers: list[Answer] = field(default_factory=list)
+    """What queries got, in order."""
+    logs: Logs = field(default_factory=Logs)
+    """The recovery logs of a seed that goes back to former moments."""
     coverage: set[str] = field(default_factory=set)
 
 
@@ -87,6 +96,10 @@ class AppMember(SimMember):
     def application(self, rng: random.Random) -> Application[Any]:
         del rng
         return self.cluster.setup.new_application()
+
+    def serve_beside(self, service: ConsumerMember) -> None:
+        api = StatesApi(service.service, self.cluster.setup.ignore)
+        service.service.grpc_server.add_generic_rpc_handlers((api.handler(),))
 
     def config(self, application: Application[Any]) -> Mapping[str, Any]:
         return Schema("simulation", application.config_groups).load([], {}).groups
@@ -141,7 +154,9 @@ class AppRun:
         self.user = user
         self.cluster = cluster = AppCluster(setup, story.seed, trace=trace)
         self.ended = Ended()
-        self.history = ShardHistory(self.wall_clock, self._on_failure)
+        self.history = ShardHistory(
+            self.wall_clock, lambda: cluster.loop.now, setup.ignore, self._on_failure
+        )
         self.specs = self._shard_specs()
         self.rng = random.Random(f"run {story.seed}")
         self.is_over = False
@@ -159,7 +174,7 @@ class AppRun:
         }
         cluster.broker_hosts = [BROKER]
         cluster.on_member_exited = self.faults.on_member_exited
-        user.bind(self.wall_clock, self._pause, self._found)
+        user.bind(self.wall_clock, self._pause, self.note_finding)
         user.on_failed_call = self.faults.on_failed_call
 
     def _shard_specs(self) -> list[ShardSpec]:
@@ -186,7 +201,8 @@ class AppRun:
         if process is not None:
             process.pause(seconds)
 
-    def _found(self, what: str, place: str = "", hint: str = "") -> None:
+    def note_finding(self, what: str, place: str = "", hint: str = "") -> None:
+        """Add what is wrong, once."""
         if not any(finding.what == what for finding in self.ended.findings):
             self.ended.findings.append(Finding(what, place, hint=hint))
 
@@ -197,7 +213,7 @@ class AppRun:
         if self.cluster.loop.now == float("inf") or shard.ended.is_set():
             return
         place = getattr(error, "facts", {}).get("line", "") or place_of_error(error)
-        self._found(f"{shard.id} fails: {error}", str(place), "raises" if place else "")
+        self.note_finding(f"{shard.id} fails: {error}", str(place), "raises" if place else "")
 
     # Running.
 
@@ -234,11 +250,26 @@ class AppRun:
         await self._create(client)
         for host in story.members:
             cluster.start_member(host)
+        queries = QueryClients(cluster, story.members, self.specs, self.note_finding, story.seed)
+        self.ended.answers = queries.answers
+        async with TaskScope("queries") as scope:
+            for number in range(_CLIENTS):
+                scope.spawn(queries.run(number), name="ask")
+            await self._play(client, queries)
+            scope.cancel()
+        self.is_over = True
+        cluster.loop.stop()
+
+    async def _play(self, client: Client, queries: QueryClients) -> None:
+        """Publish, let faults strike, and wait until all is consumed."""
+        cluster, story = self.cluster, self.story
         async with TaskScope("story") as scope:
             for producer in range(2):
                 sends = [send for send in story.sends_to_make() if send.producer == producer]
                 node = SimNode(cluster.loop, f"publisher-{producer}")
-                publisher = StoryPublisher(node, cluster, BROKER, sends, self.rng.getrandbits(64))
+                publisher = StoryPublisher(
+                    node, cluster, BROKER, sends, queries.acknowledged, self.rng.getrandbits(64)
+                )
                 scope.spawn(publisher.run(), name="publish")
             for fault in story.faults_to_make():
                 scope.spawn(self.faults.strike_later(fault), name="fault")
@@ -247,9 +278,7 @@ class AppRun:
             if story.restarts:
                 await self._restart(client)
             if not self.ended.findings:
-                await self._finish(client)
-        self.is_over = True
-        cluster.loop.stop()
+                await self._finish(client, queries)
 
     async def _restart(self, client: Client) -> None:
         """Kill all members, and wait until others serve their shards."""
@@ -261,7 +290,7 @@ class AppRun:
             self.cluster.start_member(host)
         await self._quiet(client)
 
-    async def _finish(self, client: Client) -> None:
+    async def _finish(self, client: Client, queries: QueryClients) -> None:
         stores, ended = self._stores(), self.ended
         self._check_invariant(stores)
         for shard_id, store in stores.items():
@@ -270,9 +299,25 @@ class AppRun:
             ended.promotions[shard_id] = promotion
             ended.states[shard_id] = self._state(store)
         names = self.setup.source_names | {*self.setup.outputs, *ended.forms}
-        for name in sorted(names):
-            head = await self._head(client, name)
+        heads = {name: await self._head(client, name) for name in sorted(names)}
+        for name, head in heads.items():
             ended.content[name] = await self._read(client, name, head)
+        if travels(self.story.seed):
+            await self._read_logs(client)
+        try:
+            await queries.finish(heads)
+        except Unavailable as error:
+            self.note_finding(str(error))
+
+    async def _read_logs(self, client: Client) -> None:
+        """Read what time travel needs: the recovery logs, and their hints."""
+        logs = self.ended.logs
+        async with asyncio.timeout(_QUIET_S):
+            for spec in self.specs:
+                if log := spec.recovery_log:
+                    logs.content[log] = await self.content_of(client, log)
+                    hints = await self.faults.hints_of(spec.id)
+                    logs.hints[spec.id] = [each for each in hints if each is not None]
 
     def _state(self, store: Any) -> Rows | None:
         return state_of(store, self.setup.ignore)
@@ -285,10 +330,10 @@ class AppRun:
             result = invariant(Query(stores))
         except Exception as error:  # noqa: BLE001 - it is the user's finding
             what = f"the invariant raises {type(error).__name__}: {error}"
-            self._found(what, place_of_error(error))
+            self.note_finding(what, place_of_error(error))
             return
         if result is False:
-            self._found("the invariant does not hold")
+            self.note_finding("the invariant does not hold")
 
     # The cluster.
 
@@ -317,6 +362,10 @@ class AppRun:
                     return int(result.commit.end)
                 except GazetteError:
                     await self._clock.sleep(0.5)
+
+    async def content_of(self, client: Client, journal: str) -> bytes:
+        """Return the content of a journal, up to its present end."""
+        return await self._read(client, journal, await self._head(client, journal))
 
     async def _read(self, client: Client, journal: str, end: int) -> bytes:
         if not end:
@@ -386,9 +435,9 @@ class AppRun:
             if self._settled(spec, heads) is None:
                 place = self._place_of_closed(spec.id)
                 what = f"{spec.id} does not consume all of its input: {self._states(spec.id)}"
-                self._found(what, place, "closed" if place else "")
+                self.note_finding(what, place, "closed" if place else "")
         if not self.ended.findings:
-            self._found("transactions do not end: messages or timers follow each other")
+            self.note_finding("transactions do not end: messages or timers follow each other")
         return False
 
     def _settled(self, spec: ShardSpec, heads: Mapping[str, int]) -> int | None:

@@ -200,11 +200,7 @@ class Fold:
         if form is None:
             spec = next(spec for spec in self._input.journals if spec.name == journal)
             application = self._application
-            framing = framing_of(
-                spec.labels.value_of(CONTENT_TYPE) or "",
-                application.message_type_of(spec),
-                place=application.uuid_place_of(spec),
-            )
+            framing = source_framing(application, spec)
             form = framing, times_of(application, spec, self._clock)
             self._source_forms[journal] = form
         framing, times = form
@@ -353,6 +349,15 @@ def add_outputs(
         if place is not None:
             message = place.put(message, type(place.get(message))())
         counted[text_of(message)] += 1
+
+
+def source_framing(application: Application[Any], spec: JournalSpec) -> Any:
+    """Return how messages of a source are framed."""
+    return framing_of(
+        spec.labels.value_of(CONTENT_TYPE) or "",
+        application.message_type_of(spec),
+        place=application.uuid_place_of(spec),
+    )
 
 
 def committed(journal: str, framing: Any, content: bytes) -> Iterator[Envelope[Any]]:

@@ -45,6 +45,11 @@ HINTS: Final = {
     "closed": "A destroyed store was used: that of another shard, or of a former owner. Use the store that"
     " the callback gets.",
     "restart": "The state that a new owner recovers is another one. Keep all state in the store.",
+    "query": "A query gets a store or a view, and reads it by its own methods. A cache in front of it answers"
+    " old states. So does a view that does not follow its log.",
+    "travel": "The recovery log holds another state than the store had. Change the state by the methods of"
+    " the store, and no file beside it.",
+    "backfill": "A backfill must build the state that a shard has after the same messages.",
     "memory": "The result depends on what was not in the store: attributes, globals, files, or errors that"
     " were caught.",
     "hang": "A callback does not return, or the seed has more to do than --timeout permits.",
@@ -60,6 +65,7 @@ _ORDER: Final = {
     "extra output": ("publish", "self", "global", "cache"),
     "restart": ("self", "global", "cache"),
     "memory": ("self", "global", "publish", "retry", "swallow", "cache", "file"),
+    "query": ("query", "cache"),
     "failed call": ("swallow", "retry", "self", "global", "publish", "cache"),
 }
 """The mistakes that a cause may come from, the likeliest first."""
@@ -111,8 +117,9 @@ class Suspect:
 
 def advice(cause: str, application: type, faults: Sequence[str] = ()) -> tuple[str, str]:
     """Return the hint of a cause, and the line of the user's code; the line may be empty."""
-    if cause in ("memory", "extra output") and faults and set(faults) == {"fail a call"}:
-        cause = "failed call"
+    if cause in ("memory", "extra output") and len(set(faults)) == 1:
+        alone = {"fail a call": "failed call", "rebuild by a backfill": "backfill"}
+        cause = alone.get(faults[0], cause)
     suspects = list(_suspects(application))
     for mistake in _ORDER.get(cause, (cause,)):
         for suspect in suspects:

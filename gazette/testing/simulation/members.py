@@ -90,6 +90,9 @@ class SimMember(SimProcess):
         """Return the settings of the application's groups. None: it has none."""
         return None
 
+    def serve_beside(self, service: ConsumerMember) -> None:
+        """Add servicers of the simulation to a member's server, before it starts."""
+
     def fragments(self) -> FragmentAccess | None:
         """Return how the process reads stored fragments without a broker. None: it does not."""
         return None
@@ -125,6 +128,7 @@ class SimMember(SimProcess):
             producer_rng=random.Random(rng.getrandbits(64)),
         )
         service.process = self
+        self.serve_beside(service)
         await self.serve("member")
         cluster.on_member_exit(self)
 

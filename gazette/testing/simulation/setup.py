@@ -76,6 +76,8 @@ class Setup:
     ignore: tuple[str, ...] = ()
     recorded: bool = False
     """True if results may depend on where transactions end."""
+    backfill: type[Any] | None = None
+    """The user's `Backfill`, by which states are rebuilt; None: nothing is rebuilt."""
     timeout_s: float = 120.0
     """Seconds after which a seed that still runs has failed. They are those of the machine's clock."""
     _application: Application[Any] = field(init=False)
@@ -159,6 +161,14 @@ class Setup:
     def has_timers(self) -> bool:
         """True if the application defines ``on_timer``."""
         return defines_timers(self._application)
+
+    @property
+    def rebuilds(self) -> bool:
+        """True if states are rebuilt by a backfill.
+
+        A replay fires timers at other times than a shard, and skips no poison: such states are not compared.
+        """
+        return self.backfill is not None and not self.has_timers and not self.skips_poison
 
     @property
     def skips_poison(self) -> bool:

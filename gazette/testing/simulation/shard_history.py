@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, Final
@@ -23,6 +23,7 @@ from gazette.errors import Bug
 from gazette.message.uuid import ACK_TXN
 from gazette.protocol.checkpoint import Checkpoint
 from gazette.runtime.tasks import OpFuture
+from gazette.testing.simulation.states import Rows, left_state
 
 _CHAINS_MAX: Final = 6
 """Most possibilities for what led to a state."""
@@ -61,6 +62,12 @@ class RecordedTransaction:
     checkpoint: Checkpoint | None = None
     """None until its commit began."""
     commit: OpFuture[Any] | None = None
+    left: Rows | None = None
+    """The state that queries see after it; None for a store whose rows are not known."""
+    durable_at: float | None = None
+    """Time at which its commit was known to have succeeded."""
+    log_end: int = 0
+    """End of its commit in the recovery log; 0 if it is not known."""
 
     @property
     def has_committed(self) -> bool:
@@ -79,6 +86,8 @@ class Promotion:
     timers: ShardTimers | None = None
     begun_s: float = 0.0
     """Monotonic time of its begin, from which on sources may become idle."""
+    restored_state: Rows | None = None
+    """The state that queries see before the first transaction."""
     transactions: list[RecordedTransaction] = field(default_factory=list)
 
     @property
@@ -89,13 +98,68 @@ class Promotion:
         return self.transactions[-1]
 
 
+@dataclass(frozen=True, slots=True)
+class Rebuilt:
+    """A state that a backfill was to build, from all messages below some offsets of the sources."""
+
+    shard_id: str
+    former: Checkpoint
+    """That of the state which it replaces."""
+    ends: Mapping[str, int]
+    spans: Mapping[str, Sequence[tuple[int, int]]]
+    """By source, the messages that are committed below the offset."""
+    wall: float
+
+    def is_of(self, restored: Checkpoint) -> bool:
+        """Return True if a restored checkpoint may be that of the state."""
+        offsets = {name: source.read_through for name, source in restored.sources.items()}
+        ends = {name: end for name, end in self.ends.items() if end or name in offsets}
+        return not restored.ack_intents and offsets == ends
+
+    def applied(self, chain: Sequence[RecordedTransaction]) -> list[RecordedTransaction]:
+        """Return the transactions as if they had consumed these messages only, and the rest in the end."""
+        left = {(journal, span) for journal, spans in self.spans.items() for span in spans}
+        transactions = []
+        for transaction in chain:
+            steps = []
+            for step in transaction.steps:
+                spans = tuple(span for span in step.spans if (step.journal, span) in left)
+                left -= {(step.journal, span) for span in spans}
+                if spans == step.spans:
+                    steps.append(step)
+                elif spans:
+                    steps.append(replace(step, spans=spans))
+            same = len(steps) == len(transaction.steps) and all(map(_is, steps, transaction.steps))
+            transactions.append(transaction if same else replace(transaction, steps=steps))
+        rest = [
+            Consumed(self.wall, self.wall, journal=journal, spans=(span,))
+            for journal, span in sorted(left)
+        ]
+        if rest:
+            transactions.append(RecordedTransaction(rest, self.former))
+        return transactions
+
+
 class ShardHistory:
     """All promotions of one simulation."""
 
-    def __init__(self, clock: Callable[[], float], on_failure: Callable[[Any, Any], None]) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        now: Callable[[], float],
+        ignore: Collection[str],
+        on_failure: Callable[[Any, Any], None],
+    ) -> None:
+        """Create a history. ``clock`` is the wall clock of the process that runs; ``now`` is virtual time.
+        ``ignore`` names what states leave out: see `states.state_of`.
+        """
         self._clock = clock
+        self._now = now
+        self._ignore = ignore
         self._on_failure = on_failure
         self.promotions: list[Promotion] = []
+        self._rebuilt: list[tuple[int, Rebuilt]] = []
+        """Each with the number of promotions before it."""
         self._by_callbacks: dict[int, Promotion] = {}
         self._looks: dict[int, list[tuple[int, float]]] = {}
         """By timers of a shard, the looks of the running step."""
@@ -118,15 +182,43 @@ class ShardHistory:
         checkpoint is then that of each. None: the promotion restored what no earlier one had committed.
         """
         own = [each for each in promotion.transactions if each.checkpoint is not None]
-        return [[*before, *own] for before in islice(self._leading_to(promotion), _CHAINS_MAX)]
+        return [[*before, *own] for before in self.leading_to(promotion)]
+
+    def leading_to(self, promotion: Promotion) -> list[list[RecordedTransaction]]:
+        """Return the transactions that led to what a promotion restored: see `effective`."""
+        return list(islice(self._leading_to(promotion), _CHAINS_MAX))
+
+    def note_rebuilt(self, rebuilt: Rebuilt) -> None:
+        """Note that a backfill is about to replace a state."""
+        self._rebuilt.append((len(self.promotions), rebuilt))
+
+    def since_rebuilt(self, shard_id: str) -> list[RecordedTransaction] | None:
+        """Return the transactions since a backfill was about to replace the state; None if none was."""
+        begins = [before for before, rebuilt in self._rebuilt if rebuilt.shard_id == shard_id]
+        if not begins:
+            return None
+        promotions = [each for each in self.promotions[begins[-1] :] if each.shard_id == shard_id]
+        return [transaction for each in promotions for transaction in each.transactions]
 
     def _leading_to(self, promotion: Promotion) -> Iterator[list[RecordedTransaction]]:
-        restored = promotion.restored
+        index = self.promotions.index(promotion)
+        number = sum(before <= index for before, _ in self._rebuilt)
+        yield from self._leading_to_restored(promotion.shard_id, promotion.restored, index, number)
+
+    def _leading_to_restored(
+        self, shard_id: str, restored: Checkpoint, index: int, number: int
+    ) -> Iterator[list[RecordedTransaction]]:
+        """Yield what led to a checkpoint by the first ``index`` promotions and ``number`` rebuilds."""
         if not restored.sources and not restored.ack_intents:
             yield []
-        index = self.promotions.index(promotion)
+        for position in reversed(range(number)):
+            before_it, rebuilt = self._rebuilt[position]
+            if rebuilt.shard_id == shard_id and rebuilt.is_of(restored):
+                former = rebuilt.former
+                for chain in self._leading_to_restored(shard_id, former, before_it, position):
+                    yield rebuilt.applied(chain)
         for earlier in reversed(self.promotions[:index]):
-            if earlier.shard_id != promotion.shard_id:
+            if earlier.shard_id != shard_id:
                 continue
             transactions = earlier.transactions
             ends = [
@@ -182,8 +274,16 @@ class ShardHistory:
     ) -> None:
         begun_s = 0.0 if timers is None else timers._clock_s()
         promotion = Promotion(callbacks.shard.id, checkpoint, callbacks, timers, begun_s)
+        promotion.restored_state = left_state(callbacks.store, self._ignore)
         self.promotions.append(promotion)
         self._by_callbacks[id(callbacks)] = promotion
+
+    def _note_durable(self, transaction: RecordedTransaction) -> None:
+        if transaction.has_committed:
+            assert transaction.commit is not None
+            appended = getattr(transaction.commit.result(), "commit", None)
+            transaction.durable_at = self._now()
+            transaction.log_end = 0 if appended is None else appended.end
 
     def _consumed(self, callbacks: ShardCallbacks, step: Consumed, batch: Sequence[Any]) -> None:
         takes_acks = callbacks.application.deliver_acks
@@ -231,8 +331,10 @@ class ShardHistory:
             transaction = history._of(self).running
             transaction.steps.append(history._step(self))
             transaction.checkpoint = checkpoint
-            transaction.commit = call(self, checkpoint, waits)
-            return transaction.commit
+            commit = transaction.commit = call(self, checkpoint, waits)
+            transaction.left = left_state(self.store, history._ignore)
+            commit.add_done_callback(lambda _: history._note_durable(transaction))
+            return commit
 
         def now(call: Any, self: Any) -> Any:
             shown = call(self)
@@ -264,6 +366,10 @@ def begin_of_call(callbacks: ShardCallbacks) -> int:
     if isinstance(call, (list, tuple)) and not hasattr(call, "begin"):
         call = call[0]
     return int(getattr(call, "begin", -1))
+
+
+def _is(value: object, other: object) -> bool:
+    return value is other
 
 
 def _are_same(checkpoint: Checkpoint, other: Checkpoint) -> bool:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 import msgspec
 from google.protobuf import text_format
 
 from gazette.consumer.application import Store
+from gazette.protocol.checkpoint import Checkpoint
+from gazette.recoverylog.shard_state import ShardState, StateKind
+from gazette.recoverylog.store_files import STATE_FILE
 from gazette.stores.json_file import JSONFileStore
 from gazette.stores.sqlite.store import SQLiteStore
 
 Rows: TypeAlias = dict[str, dict[str, str]]
 """By table, the text of each row's value. The key of a row is the text that shows it."""
 
+_Query: TypeAlias = Callable[..., list[tuple[Any, ...]]]
 _OWN: tuple[str, ...] = (
     "gazette_checkpoint",
     "gazette_event_time",
@@ -23,6 +28,8 @@ _OWN: tuple[str, ...] = (
     "sqlite_",
 )
 """Tables whose content is not the application's. ``gazette_timer`` is."""
+CHECKPOINT: Final = "gazette_checkpoint"
+"""Table of a state that queries saw: its only row has the checkpoint."""
 _NO_STEP: Final = frozenset(".[]()'")
 """Characters of a key that would make another path of it."""
 
@@ -63,7 +70,7 @@ def state_of(store: Store, ignore: Collection[str] = ()) -> Rows | None:
     ``ignore`` names tables, ``table.column``, paths of a JSON document, or prefixes of RocksDB keys.
     """
     if isinstance(store, SQLiteStore):
-        return _sqlite_rows(store, ignore)
+        return _sqlite_rows(store.query, ignore)
     if isinstance(store, JSONFileStore):
         return {"state": dict(_leaves(store.read(), "", ignore))}
     if type(store).__module__.startswith("gazette.stores.rocksdb") or any(
@@ -71,6 +78,59 @@ def state_of(store: Store, ignore: Collection[str] = ()) -> Rows | None:
     ):
         return _rocksdb_pairs(store, ignore)
     return None
+
+
+def seen_state(store: Store, ignore: Collection[str] = ()) -> Rows | None:
+    """Return the committed state as the store shows it to queries. SQLite adds the checkpoint."""
+    rows = state_of(store, ignore)
+    return _with_checkpoint(rows, store.query) if isinstance(store, SQLiteStore) else rows
+
+
+def left_state(store: Store, ignore: Collection[str] = ()) -> Rows | None:
+    """Return what `seen_state` must return from now on. Called on the shard's thread, after a commit.
+
+    Methods of the user's subclass are not called.
+    """
+    if not isinstance(store, SQLiteStore):
+        return state_of(store, ignore)
+    query = partial(SQLiteStore.query, store)
+    return _with_checkpoint(_sqlite_rows(query, ignore), query)
+
+
+def state_of_files(state: ShardState, store: Store, ignore: Collection[str] = ()) -> Rows | None:
+    """Return what `seen_state` returns of a store with these files. ``store`` is of the same class.
+
+    None: the files are those before the first commit.
+    """
+    match state.kind:
+        case StateKind.SQLITE:
+            return _with_checkpoint(_sqlite_rows(state.query, ignore), state.query)
+        case StateKind.ROCKSDB:
+            return _pairs(state, ignore)
+        case StateKind.JSON:
+            assert isinstance(store, JSONFileStore)
+            line = (state.directory / STATE_FILE).read_bytes().split(b"\n")[1]
+            return {"state": dict(_leaves(store._encoding.decode(line, "state"), "", ignore))}
+    return None
+
+
+def _with_checkpoint(rows: Rows | None, query: _Query) -> Rows | None:
+    data = query(f"SELECT checkpoint FROM {CHECKPOINT}")
+    if rows is None or not data:
+        return rows
+    return {**rows, CHECKPOINT: {"checkpoint": data[0][0].hex()}}
+
+
+def sources_of_state(rows: Rows | None) -> dict[str, int]:
+    """Return the offsets of sources in a state's checkpoint; nothing for a state without one."""
+    text = (rows or {}).get(CHECKPOINT, {}).get("checkpoint", "")
+    checkpoint = Checkpoint.from_bytes(bytes.fromhex(text))
+    return {name: source.read_through for name, source in checkpoint.sources.items()}
+
+
+def without_checkpoint(rows: Rows) -> Rows:
+    """Return the application's part of a state that queries saw."""
+    return {table: values for table, values in rows.items() if table != CHECKPOINT}
 
 
 def deviation_of(actual: Rows, expected: Rows) -> Deviation | None:
@@ -81,6 +141,16 @@ def deviation_of(actual: Rows, expected: Rows) -> Deviation | None:
             if ours.get(key) != theirs.get(key):
                 return Deviation(table, _shown(key, ours), _shown(key, theirs))
     return None
+
+
+def compared(label: str, rows: Rows, other: str, expected: Rows) -> str:
+    """Return the first difference of two states, with a label for each."""
+    deviation = deviation_of(rows, expected) or Deviation("(no row differs)", "", "")
+    width = max(len(label), len(other))
+    return (
+        f"{deviation.place}\n  {label:{width}}  {deviation.actual or '(nothing)'}\n"
+        f"  {other:{width}}  {deviation.expected or '(nothing)'}"
+    )
 
 
 def text_of(value: Any) -> str:
@@ -112,20 +182,18 @@ def _shown(key: str, rows: Mapping[str, str]) -> str:
     return f"{key}: {rows[key]}" if key in rows else ""
 
 
-def _sqlite_rows(store: SQLiteStore, ignore: Collection[str]) -> Rows:
-    names = store.query("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name")
+def _sqlite_rows(query: _Query, ignore: Collection[str]) -> Rows:
+    names = query("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name")
     tables: Rows = {}
     for (name,) in names:
         if name.startswith(_OWN) or name in ignore:
             continue
-        info = store.query("SELECT name, pk FROM pragma_table_info(?) ORDER BY cid", (name,))
+        info = query("SELECT name, pk FROM pragma_table_info(?) ORDER BY cid", (name,))
         columns = [column for column, _ in info if f"{name}.{column}" not in ignore]
         keys = [column for column, pk in info if pk and column in columns]
         # Rows may have the same key: of NULL, or without a column that is ignored.
         values: dict[str, list[str]] = {}
-        for row in store.query(
-            f"SELECT {', '.join(map(_quoted, columns)) or 1} FROM {_quoted(name)}"
-        ):
+        for row in query(f"SELECT {', '.join(map(_quoted, columns)) or 1} FROM {_quoted(name)}"):
             named = dict(zip(columns, row, strict=False))
             key = ", ".join(f"{column} = {named.pop(column)!r}" for column in keys)
             shown = ", ".join(f"{column} = {value!r}" for column, value in named.items())
@@ -162,13 +230,17 @@ def _step(key: Any, path: str) -> str:
 
 
 def _rocksdb_pairs(store: Any, ignore: Collection[str]) -> Rows:
-    tables: Rows = {}
     with store.view() as view:
-        for family in store.column_families:
-            pairs = {repr(key): repr(value) for key, value in view.iterate(column_family=family)}
-            tables[family] = {
-                key: value
-                for key, value in pairs.items()
-                if not any(key[2:].startswith(prefix) for prefix in ignore)
-            }
+        return _pairs(view, ignore, store.column_families)
+
+
+def _pairs(view: Any, ignore: Collection[str], families: Collection[str] = ()) -> Rows:
+    tables: Rows = {}
+    for family in families or view.column_families:
+        pairs = {repr(key): repr(value) for key, value in view.iterate(column_family=family)}
+        tables[family] = {
+            key: value
+            for key, value in pairs.items()
+            if not any(key[2:].startswith(prefix) for prefix in ignore)
+        }
     return tables

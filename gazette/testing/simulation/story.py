@@ -52,6 +52,7 @@ class FaultForm(StrEnum):
     CLOCK = "clock jump"
     LATER = "time passes"
     FAIL = "fail a call"
+    REBUILD = "rebuild by a backfill"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +94,8 @@ class PlannedFault:
                     what = f"time passes until the next timer, or {what}"
             case FaultForm.FAIL:
                 what = "a call of the store or of the publisher fails"
+            case FaultForm.REBUILD:
+                what = "the state of a shard is rebuilt by the backfill"
         return f"{self.at:6.1f} s  {what}"
 
 
@@ -164,6 +167,8 @@ class Story:
         times = spread(rng.choice(_MESSAGES), span_s, rng)
         if setup.has_timers:
             story.faults += _passing_time(random.Random(f"later {seed}"), members[0], span_s)
+        if setup.rebuilds:
+            story.faults += _rebuilds(random.Random(f"rebuilds {seed}"), members[0], span_s)
         passed = [sum(fault.seconds for fault in story.faults if fault.at < at) for at in times]
         event_times = [at + seconds for at, seconds in zip(times, passed, strict=True)]
         kinds = random.Random(f"kinds {seed}")
@@ -236,6 +241,14 @@ def _passing_time(rng: random.Random, host: str, span_s: float) -> list[PlannedF
             rng.choice((TO_TIMER, TO_TIMER, 2)),
         )
         for _ in range(rng.choice((0, 1, 2)))
+    ]
+
+
+def _rebuilds(rng: random.Random, host: str, span_s: float) -> list[PlannedFault]:
+    """Draw when states are rebuilt from their histories."""
+    return [
+        PlannedFault(FaultForm.REBUILD, rng.uniform(2.0, span_s + 2.0), host, 0.0, "", number)
+        for number in range(rng.choice((0, 0, 1, 1, 2)))
     ]
 
 

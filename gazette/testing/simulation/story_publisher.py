@@ -20,12 +20,20 @@ class StoryPublisher:
     """Publishes the messages of one producer, at their times."""
 
     def __init__(
-        self, node: SimNode, cluster: Any, broker: str, sends: list[Send], seed: int
+        self,
+        node: SimNode,
+        cluster: Any,
+        broker: str,
+        sends: list[Send],
+        acknowledged: dict[str, int],
+        seed: int,
     ) -> None:
+        """Create a publisher. It notes the ends of acknowledged messages in ``acknowledged``, by journal."""
         self._node = node
         self._cluster = cluster
         self._broker = broker
         self._sends = sends
+        self._acknowledged = acknowledged
         self._rng = random.Random(seed)
         self.clock = NodeClock(cluster.loop, node)
         cluster.clocks.append(self.clock)
@@ -69,21 +77,27 @@ class StoryPublisher:
                 await self._append(journal, b"no message\n")
             case _:
                 result = await await_future(self._publisher.publish_committed(mapping, message))
+                begin, end = result.commit.begin, result.commit.end
+                journal = mapping(message).journal
+                self._note(journal, end)
                 if send.form is SendForm.TWICE:
-                    begin, end = result.commit.begin, result.commit.end
-                    journal = mapping(message).journal
                     params = ReadParams(journal, begin, block=True, end_offset=end)
                     reader = RetryReader(self._client, params, clock=self.clock)
                     content = await reader.read(end - begin)
                     reader.close()
                     await self._append(journal, content)
 
-    async def _append(self, journal: str, content: bytes) -> None:
-        await await_future(self._appends.append(AppendParams(journal), content))
+    async def _append(self, journal: str, content: bytes) -> int:
+        """Append, and return the end of what was appended."""
+        result = await await_future(self._appends.append(AppendParams(journal), content))
+        return int(result.commit.end)
+
+    def _note(self, journal: str, end: int) -> None:
+        self._acknowledged[journal] = max(end, self._acknowledged.get(journal, 0))
 
     async def _commit(self) -> None:
         """Commit what was sent together."""
         if self._open:
             self._open = []
             for journal, intent in self._publisher.build_ack_intents().items():
-                await self._append(journal, intent)
+                self._note(journal, await self._append(journal, intent))
