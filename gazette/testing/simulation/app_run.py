@@ -34,7 +34,7 @@ from gazette.testing.simulation.fold import OutputForm, noted_forms
 from gazette.testing.simulation.loop import NodeClock, SimNode, current_node
 from gazette.testing.simulation.members import MemberCluster, SimMember
 from gazette.testing.simulation.network import SimTransport
-from gazette.testing.simulation.queries import Answer, QueryClients, StatesApi
+from gazette.testing.simulation.queries import QueryClients, SeenRows, StatesRpc
 from gazette.testing.simulation.setup import Setup
 from gazette.testing.simulation.shard_history import Promotion, ShardHistory, wrapped
 from gazette.testing.simulation.states import Query, Rows, state_of
@@ -81,7 +81,7 @@ class Ended:
     content: dict[str, bytes] = field(default_factory=dict)
     """Content of each journal that is no recovery log, by its name."""
     forms: dict[str, OutputForm] = field(default_factory=dict)
-    answers: list[Answer] = field(default_factory=list)
+    answers: list[SeenRows] = field(default_factory=list)
     """What queries got, in order."""
     logs: Logs = field(default_factory=Logs)
     """The recovery logs of a seed that goes back to former moments."""
@@ -98,7 +98,7 @@ class AppMember(SimMember):
         return self.cluster.setup.new_application()
 
     def serve_beside(self, service: ConsumerMember) -> None:
-        api = StatesApi(service.service, self.cluster.setup.ignore)
+        api = StatesRpc(service.service, self.cluster.setup.ignore)
         service.service.grpc_server.add_generic_rpc_handlers((api.handler(),))
 
     def config(self, application: Application[Any]) -> Mapping[str, Any]:

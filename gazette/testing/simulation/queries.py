@@ -41,54 +41,54 @@ _FINAL_S: Final = 120.0
 """After the last fault: how long until each member answers for each shard."""
 
 
-class StateRequest(msgspec.Struct):
+class AskState(msgspec.Struct):
     """Asks a shard for its state."""
 
     shard: str
 
 
-class StateResponse(msgspec.Struct):
+class SeenState(msgspec.Struct):
     """The state of a shard; None for a store whose rows are not known."""
 
     rows: Rows | None
 
 
-class StatesStub:
+class StatesOfShard:
     """The calls of a member by one channel."""
 
     def __init__(self, channel: Any) -> None:
         self.State = channel.unary_unary(
             f"/{_SERVICE}/State",
             request_serializer=msgspec.msgpack.encode,
-            response_deserializer=lambda data: msgspec.msgpack.decode(data, type=StateResponse),
+            response_deserializer=lambda data: msgspec.msgpack.decode(data, type=SeenState),
         )
 
 
-class StatesApi:
+class StatesRpc:
     """The queries that one member answers."""
 
     def __init__(self, service: ConsumerService, ignore: Collection[str]) -> None:
         self.service = service
         self._ignore = ignore
 
-    @shard_rpc(StatesStub)
-    def State(self, store: Any, request: StateRequest) -> StateResponse:
+    @shard_rpc(StatesOfShard)
+    def State(self, store: Any, request: AskState) -> SeenState:
         """Return the state as the store shows it to queries."""
         del request
-        return StateResponse(seen_state(store, self._ignore))
+        return SeenState(seen_state(store, self._ignore))
 
     def handler(self) -> grpc.GenericRpcHandler[Any, Any]:
         """Return the handler to add to the member's server."""
         method = grpc.unary_unary_rpc_method_handler(
             self.State,
-            lambda data: msgspec.msgpack.decode(data, type=StateRequest),
+            lambda data: msgspec.msgpack.decode(data, type=AskState),
             msgspec.msgpack.encode,
         )
         return grpc.method_handlers_generic_handler(_SERVICE, {"State": method})
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class SeenRows:
     """What one client got for one query."""
 
     client: int
@@ -120,7 +120,7 @@ class QueryClients:
         seed: int,
     ) -> None:
         """Create the clients. ``on_wrong`` gets what is wrong about an answer of Stat."""
-        self.answers: list[Answer] = []
+        self.answers: list[SeenRows] = []
         self.acknowledged: dict[str, int] = {}
         """By journal, the end of the last message that publishers know to be in place."""
         self._loop = cluster.loop
@@ -181,19 +181,19 @@ class QueryClients:
 
     async def _ask(
         self, client: int, channel: Any, query: ShardQuery, *, final: bool = False
-    ) -> Answer | None:
+    ) -> SeenRows | None:
         """Ask, and keep the answer. Return None for an error, as members have them during faults."""
         asked_at = self._loop.now
-        call = StatesStub(channel).State(
-            StateRequest(query.shard), timeout=_ASK_S, metadata=metadata_of(query)
+        call = StatesOfShard(channel).State(
+            AskState(query.shard), timeout=_ASK_S, metadata=metadata_of(query)
         )
         try:
-            response: StateResponse = await call
+            response: SeenState = await call
             values = {name.lower(): value for name, value in await call.trailing_metadata()}
         except grpc.aio.AioRpcError:
             return None
         result = result_of(response.rows, values)
-        answer = Answer(
+        answer = SeenRows(
             client,
             query.shard,
             dict(query.read_through),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from gazette.protocol.shard import ShardSpec
-from gazette.testing.simulation.queries import Answer
+from gazette.testing.simulation.queries import SeenRows
 from gazette.testing.simulation.shard_history import Promotion, RecordedTransaction, ShardHistory
 from gazette.testing.simulation.states import (
     Rows,
@@ -22,7 +22,7 @@ _ROUNDING_S: Final = 0.001
 
 
 @dataclass(frozen=True, slots=True)
-class WrongAnswer:
+class WrongRows:
     """An answer that no right member gives."""
 
     what: str
@@ -76,9 +76,9 @@ class QueryJudge:
             if transaction.checkpoint is not None:
                 yield _Place(promotion, count, transaction.left)
 
-    def wrong(self, answers: Sequence[Answer]) -> WrongAnswer | None:
+    def wrong(self, answers: Sequence[SeenRows]) -> WrongRows | None:
         """Return the first answer that is wrong; None if all are right."""
-        former: dict[tuple[int, str], tuple[Answer, list[_Place]]] = {}
+        former: dict[tuple[int, str], tuple[SeenRows, list[_Place]]] = {}
         for answer in answers:
             if answer.rows is None:
                 continue
@@ -100,32 +100,32 @@ class QueryJudge:
 
     # Single answers.
 
-    def _of_no_commit(self, answer: Answer) -> WrongAnswer:
+    def _of_no_commit(self, answer: SeenRows) -> WrongRows:
         """Compare with the state of the same checkpoint; without one, with the first state that differs."""
         offsets = sources_of_state(answer.rows)
         places = self._all[answer.shard]
         alike = [place for place in places if sources_of_state(place.rows) == offsets]
         expected = (alike or places)[-1]
-        return WrongAnswer(
+        return WrongRows(
             f"a query of {answer.shard} answers a state that no commit left",
             _compared("in the answer", answer, "in the state", expected.rows),
         )
 
-    def _not_the_end(self, answer: Answer) -> WrongAnswer | None:
+    def _not_the_end(self, answer: SeenRows) -> WrongRows | None:
         state = self._states.get(answer.shard)
         assert answer.rows is not None
         if state is None or without_checkpoint(answer.rows) == state:
             return None
-        return WrongAnswer(
+        return WrongRows(
             f"a query of {answer.shard} does not answer its last state",
             _compared("in the answer", answer, "in the state", state),
         )
 
-    def _too_stale(self, answer: Answer, places: Sequence[_Place]) -> WrongAnswer | None:
+    def _too_stale(self, answer: SeenRows, places: Sequence[_Place]) -> WrongRows | None:
         """Require all commits that are older than the answer says it is."""
         allowed = answer.max_staleness_s or 0.0
         if answer.staleness_s > allowed + _ROUNDING_S:
-            return WrongAnswer(
+            return WrongRows(
                 f"a query of {answer.shard} permits a state of {allowed:g} s, and gets one of"
                 f" {answer.staleness_s:.3f} s",
                 "",
@@ -143,13 +143,13 @@ class QueryJudge:
         latest = max(durable, key=lambda place: (place.last and place.last.durable_at) or 0.0)
         if not all(self._is_before(place, latest) for place in places):
             return None
-        return WrongAnswer(
+        return WrongRows(
             f"a query of {answer.shard} gets an older state than the {answer.staleness_s:.3f} s that the"
             " answer names",
             _compared("in the answer", answer, "committed before", latest.rows),
         )
 
-    def _lacks(self, answer: Answer, places: Sequence[_Place]) -> WrongAnswer | None:
+    def _lacks(self, answer: SeenRows, places: Sequence[_Place]) -> WrongRows | None:
         """Require all messages up to the offsets that the answer was asked to reflect."""
         if not self._counts_messages:
             return None
@@ -168,13 +168,13 @@ class QueryJudge:
         )
         journal, (begin, end) = min(least)
         asked = ", ".join(f"{name}={offset}" for name, offset in sorted(answer.wanted.items()))
-        return WrongAnswer(
+        return WrongRows(
             f"a query of {answer.shard} is behind the offsets that it asks for",
             f"the message {begin} to {end} of {journal} is not in the answer, read through {asked}\n"
             + _compared("in the answer", answer, "with it", with_it.rows if with_it else None),
         )
 
-    def _wanted(self, answer: Answer) -> set[Span]:
+    def _wanted(self, answer: SeenRows) -> set[Span]:
         sources = {source.journal for source in self._specs[answer.shard].sources}
         return {
             (journal, span)
@@ -195,8 +195,12 @@ class QueryJudge:
     # Two answers of one client.
 
     def _older(
-        self, answer: Answer, places: Sequence[_Place], former: Answer, before: Sequence[_Place]
-    ) -> WrongAnswer | None:
+        self,
+        answer: SeenRows,
+        places: Sequence[_Place],
+        former: SeenRows,
+        before: Sequence[_Place],
+    ) -> WrongRows | None:
         """Require that an answer is not of a state before one that a client has seen, and that is durable."""
         for seen in before:
             last = seen.last
@@ -204,7 +208,7 @@ class QueryJudge:
                 return None  # Its owner may have lost it. The client's offsets bring its messages back.
             if not all(self._is_before(place, seen) for place in places):
                 return None
-        return WrongAnswer(
+        return WrongRows(
             f"a query of {answer.shard} goes back to an older state",
             _compared("in the answer", answer, f"before ({former})", former.rows),
         )
@@ -229,7 +233,7 @@ class QueryJudge:
                 yield [*before, *promotion.transactions[: place.count]]
 
 
-def _compared(label: str, answer: Answer, other: str, rows: Rows | None) -> str:
+def _compared(label: str, answer: SeenRows, other: str, rows: Rows | None) -> str:
     assert answer.rows is not None
     ours, theirs = without_checkpoint(answer.rows), without_checkpoint(rows or {})
     return compared(f"{label} ({answer})", ours, other, theirs)
