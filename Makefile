@@ -227,6 +227,19 @@ conformance: $(DEV_STAMP)
 	$(BIN)/python -m tools.conformance $(if $(H2SPEC),--h2spec $(H2SPEC)) $(if $(GRPC_INTEROP),--interop $(GRPC_INTEROP)) \
 	    $(if $(GRPC_INTEROP_SERVER),--interop-server $(GRPC_INTEROP_SERVER)) $(if $(GAZETTE_GO),--original $(GAZETTE_GO))
 
+# The examples, and an application of timers, windows and joins, each simulated unmodified: `gazette test` of users.
+EXAMPLE_SEEDS ?= 1000
+EXAMPLE_TEST := PYTHONPATH=examples:. $(BIN)/gazette test --seeds $(EXAMPLE_SEEDS)
+simulate-examples: $(DEV_STAMP)
+	$(EXAMPLE_TEST) first_application:WordCount $(ARGS)
+	$(EXAMPLE_TEST) word_count.app:WordCount --journals tests/simulate/word_count_journals.yaml \
+	    --shards tests/simulate/word_count_shards.yaml --backfill word_count.backfill:WordCountBackfill $(ARGS)
+	$(EXAMPLE_TEST) stream_sum.app:Summer --journals examples/stream_sum/journals.yaml --shards examples/stream_sum/shards.yaml \
+	    --load tests.simulate.loads:chunks --transactions recorded $(ARGS)
+	$(EXAMPLE_TEST) bike_share.app:BikeShare --journals examples/bike_share/journals.yaml --shards examples/bike_share/shards.yaml \
+	    --load tests.simulate.loads:rides --backfill bike_share.backfill:BikeShareBackfill $(ARGS)
+	$(EXAMPLE_TEST) tests/simulate/timed_app.py $(ARGS)
+
 # Another version and this one share a cluster, logs and stores: in the simulation, and as processes. OTHER is a revision; the default is the
 # last tag. Its checkout and its environment stay below build/, for the next run.
 OTHER ?= $(shell git describe --tags --abbrev=0)
