@@ -33,6 +33,10 @@ OF_MISTAKES = {
     "catches_everything": ("swallow", "except BaseException"),
     "own_thread": ("thread", "threading.Thread"),
     "global_counter": ("global", "next(numbers)"),
+    "table_state_in_self": ("self", "self.totals"),
+    "table_first_rows": ("table", "to_pylist()[0]"),
+    "table_float_sums": ("float", "price: float"),
+    "table_publishes_outside": ("publish", "publish_committed"),
 }
 """By application: the mistake whose hint is right, and a part of the line that is shown."""
 FOUND_WITHIN = 20
@@ -92,7 +96,6 @@ def test_parts_and_names_of_faults_choose_seeds() -> None:
         (["first_application:WordCount", "--shard", "5/4"], "--shard"),
         (["first_application:WordCount", "--shard", "\u00b2/3"], "--shard"),
         (["first_application:WordCount", "--load", "nothing"], "--load"),
-        (["order_totals:OrderTotals"], "TableApplication"),
     ],
 )
 def test_a_mistake_in_the_command_is_said(

@@ -44,6 +44,7 @@ from gazette.testing.memory_journals import JournalLog, MemoryAppends, MemoryJou
 from gazette.testing.recovery import LOG, take_over
 from gazette.testing.simulation.shard_history import Consumed, begin_of_call, wrapped
 from gazette.testing.simulation.states import Rows, state_of, text_of
+from gazette.testing.simulation.table_cuts import cut_elsewhere, takes_tables
 from gazette.testing.stepped_inbox import SteppedInbox
 
 _COMMIT_S: Final = 30.0
@@ -148,15 +149,23 @@ class Fold:
             yield from (list(steps) for steps in self._input.transactions)
             return
         group: list[Consumed] = []
-        steps = (step for steps in self._input.transactions for step in steps)
-        for step in (step for step in steps if not step.is_end):
-            for span in step.spans or (None,):
-                group.append(step if span is None else replace(step, spans=(span,)))
-                if self._rng.random() < _CUT_CHANCE:
-                    yield group
-                    group = []
+        steps = (step for steps in self._input.transactions for step in steps if not step.is_end)
+        for step in self._cut(steps):
+            group.append(step)
+            if self._rng.random() < _CUT_CHANCE:
+                yield group
+                group = []
         if group:
             yield group
+
+    def _cut(self, steps: Iterable[Consumed]) -> Iterator[Consumed]:
+        """Yield a step for each timer, and for each message or table."""
+        if takes_tables(self._application):
+            yield from cut_elsewhere(self._application, steps, self._rng)
+            return
+        for step in steps:
+            for span in step.spans or (None,):
+                yield step if span is None else replace(step, spans=(span,))
 
     def _open(self) -> None:
         application, spec = self._application, self._input.shard

@@ -28,10 +28,12 @@ HINTS: Final = {
     " the transaction, or raise before any effect.",
     "swallow": "An error of the store or the publisher was caught, and the transaction went on without that"
     " effect. Catch the errors of your own code only.",
-    "float": "Sums of floats depend on where transactions end. Add the values one by one, or use integers or"
+    "float": "Sums of floats depend on where transactions or tables end. Add the values one by one, or use integers or"
     " `Decimal`.",
-    "batches": "The result depends on where transactions end, which differs from run to run. If it may,"
+    "batches": "The result depends on where transactions or tables end, which differs from run to run. If it may,"
     " give --transactions recorded.",
+    "table": "The result depends on where tables end, which differs from run to run. Treat all rows alike: the"
+    " first row of a table is no special one.",
     "thread": "A thread of its own goes on after the callback has returned, and after the shard has moved. Do"
     " the work in the callback.",
     "cache": "A cache has values of other transactions, and of former owners. Read them from the store.",
@@ -61,7 +63,7 @@ _ORDER: Final = {
     "time": ("time",),
     "varies": ("random", "global", "time", "process", "file", "cache", "self"),
     "set": ("set", "process", "file"),
-    "batches": ("float", "retry", "self", "global", "cache"),
+    "batches": ("table", "float", "retry", "self", "global", "cache"),
     "extra output": ("publish", "self", "global", "cache"),
     "restart": ("self", "global", "cache"),
     "memory": ("self", "global", "publish", "retry", "swallow", "cache", "file"),
@@ -73,6 +75,7 @@ _CALLBACKS: Final = frozenset(
     {
         "consume_message",
         "consume_messages",
+        "consume_table",
         "on_timer",
         "begin_transaction",
         "finalize_transaction",
@@ -103,6 +106,8 @@ _OF_PROCESS: Final = frozenset({"id", "getpid", "get_ident", "get_native_id", "g
 _OF_FILES: Final = frozenset(
     {"open", "getenv", "read_text", "read_bytes", "write_text", "write_bytes"}
 )
+_OF_ONE_ROW: Final = frozenset({"first", "last", "head", "tail", "mean"})
+"""Functions of Arrow whose result depends on where a table ends."""
 _CACHES: Final = frozenset({"cache", "lru_cache", "cached_property"})
 _PUBLISHES: Final = frozenset({"standalone_publisher", "publish_committed", "publish_from_loop"})
 
@@ -179,8 +184,15 @@ def _mistakes(
         name = ast.unparse(decorator).partition("(")[0].rpartition(".")[2]
         if name in _CACHES:
             yield "cache", decorator.lineno
+    is_table = function.name == "consume_table"
     for node in ast.walk(function):
         match node:
+            case ast.Subscript(slice=ast.Constant(value=int())) if is_table:
+                yield "table", node.lineno
+            case ast.Subscript(slice=ast.UnaryOp(operand=ast.Constant(value=int()))) if is_table:
+                yield "table", node.lineno
+            case ast.Constant(value=str() as name) if is_table and name in _OF_ONE_ROW:
+                yield "table", node.lineno
             case ast.Attribute(value=ast.Name(id="os"), attr="environ"):
                 yield "file", node.lineno
             case ast.Global():

@@ -34,7 +34,7 @@ from gazette.runtime.user_code import place_of_error
 from gazette.testing.app_driver import DrivenShard
 from gazette.testing.clock import ManualClock
 from gazette.testing.memory_journals import MemoryAppends, MemoryJournals
-from gazette.testing.simulation.fold import initialize
+from gazette.testing.simulation.fold import initialize, source_framing
 from gazette.testing.simulation.load import MessageLoad
 
 SHARDS_MAX: Final = 2
@@ -93,10 +93,6 @@ class Setup:
                 "an application that brings its own messages is not simulated",
                 hint="Test it with gazette_driver.",
             )
-        if hasattr(application, "consume_table"):
-            raise NotAllowed(
-                "a TableApplication is not simulated", hint="Test it with gazette_driver."
-            )
         if not self.shards:
             raise Invalid(
                 "there is no shard",
@@ -109,6 +105,20 @@ class Setup:
             raise Invalid(f"shards read {min(missing)}, which is no journal", path="shards")
         if self.load is None:
             self._loads()  # Refuse types of which no messages can be drawn before the first seed.
+        self._prepare_tables()
+
+    def _prepare_tables(self) -> None:
+        """Load or compile what members need for tables. Raise ``Invalid`` for messages without columns."""
+        application = self._application
+        journals = {spec.name: spec for spec in self.journals}
+        for spec in self.shards:
+            array_pass = application.array_pass(DrivenShard(application, spec))
+            if array_pass is None:
+                return
+            for source in spec.sources:
+                framing = source_framing(application, journals[source.journal])
+                array_pass.new_decoder(source.journal, framing, 0)
+            array_pass.prepare()
 
     @classmethod
     def of(

@@ -94,7 +94,7 @@ class UserSurroundings:
                 random.setstate(before[1])
                 os.urandom = random._urandom = before[2]  # type: ignore[attr-defined]
 
-    def _call(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _call(self, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Let a call of a store or publisher fail, if it is due and the user's code makes it."""
         if self.fail_after and TurnThread.current() is not None:
             caller = sys._getframe(2).f_code.co_filename
@@ -144,6 +144,7 @@ def _failing_calls() -> list[tuple[type, str]]:
         (Publisher, "publish_uncommitted"),
         (SQLiteStore, "execute"),
         (SQLiteStore, "executemany"),
+        (SQLiteStore, "execute_tables"),
     ]
     rocksdb = sys.modules.get("gazette.stores.rocksdb.store")
     if rocksdb is not None:

@@ -1,0 +1,53 @@
+"""Other tables of the messages that a `TableApplication` has consumed: results must not depend on their ends.
+
+A fold makes its tables of decoded messages, and members make theirs of columns. So a seed compares both.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Any, Final
+
+from gazette.consumer.application import Application
+from gazette.consumer.transaction.shard_timers import defines_timers
+from gazette.testing.simulation.shard_history import Consumed
+
+_ROWS: Final = (1, 1, 2, 3, 5, 8, 40)
+"""Most rows of a table: each draws one of these."""
+
+
+def takes_tables(application: Application[Any]) -> bool:
+    """Return True for a `TableApplication`."""
+    return hasattr(application, "consume_table")
+
+
+def cut_elsewhere(
+    application: Application[Any], steps: Iterable[Consumed], rng: random.Random
+) -> Iterator[Consumed]:
+    """Yield the steps with other tables: parts of those of the run, or rows of several.
+
+    With timers there are only parts, since rows of other tables were consumed at other times.
+    """
+    joins = not defines_timers(application)
+    rows: Consumed | None = None
+    for step in steps:
+        if rows is not None and joins and step.journal == rows.journal:
+            rows = replace(rows, spans=(*rows.spans, *step.spans))
+            continue
+        if rows is not None:
+            yield from _parts(rows, rng)
+        rows = step if step.spans else None
+        if rows is None:
+            yield step
+    if rows is not None:
+        yield from _parts(rows, rng)
+
+
+def _parts(step: Consumed, rng: random.Random) -> Iterator[Consumed]:
+    spans = step.spans
+    while spans:
+        count = rng.choice(_ROWS)
+        yield replace(step, spans=spans[:count])
+        spans = spans[count:]
