@@ -227,7 +227,7 @@ conformance: $(DEV_STAMP)
 	$(BIN)/python -m tools.conformance $(if $(H2SPEC),--h2spec $(H2SPEC)) $(if $(GRPC_INTEROP),--interop $(GRPC_INTEROP)) \
 	    $(if $(GRPC_INTEROP_SERVER),--interop-server $(GRPC_INTEROP_SERVER)) $(if $(GAZETTE_GO),--original $(GAZETTE_GO))
 
-# The examples, and an application of timers, windows and joins, each simulated unmodified: `gazette test` of users.
+# The examples, one of them with tables, and an application of timers, windows and joins, each simulated unmodified: `gazette test` of users.
 EXAMPLE_SEEDS ?= 1000
 EXAMPLE_TEST := PYTHONPATH=examples:. $(BIN)/gazette test --seeds $(EXAMPLE_SEEDS)
 simulate-examples: $(DEV_STAMP)
@@ -239,6 +239,7 @@ simulate-examples: $(DEV_STAMP)
 	$(EXAMPLE_TEST) bike_share.app:BikeShare --journals examples/bike_share/journals.yaml --shards examples/bike_share/shards.yaml \
 	    --load tests.simulate.loads:rides --backfill bike_share.backfill:BikeShareBackfill $(ARGS)
 	$(EXAMPLE_TEST) tests/simulate/timed_app.py $(ARGS)
+	$(EXAMPLE_TEST) order_totals:OrderTotals $(ARGS)
 
 # Another version and this one share a cluster, logs and stores: in the simulation, and as processes. OTHER is a revision; the default is the
 # last tag. Its checkout and its environment stay below build/, for the next run.

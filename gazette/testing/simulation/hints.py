@@ -28,12 +28,12 @@ HINTS: Final = {
     " the transaction, or raise before any effect.",
     "swallow": "An error of the store or the publisher was caught, and the transaction went on without that"
     " effect. Catch the errors of your own code only.",
-    "float": "Sums of floats depend on where transactions or tables end. Add the values one by one, or use integers or"
-    " `Decimal`.",
-    "batches": "The result depends on where transactions or tables end, which differs from run to run. If it may,"
-    " give --transactions recorded.",
-    "table": "The result depends on where tables end, which differs from run to run. Treat all rows alike: the"
-    " first row of a table is no special one.",
+    "float": "Sums of floats depend on where transactions or tables end. Add the values one by one, or use"
+    " integers or `Decimal`.",
+    "batches": "The result depends on where transactions or tables end, which differs from run to run. If"
+    " it may, give --transactions recorded.",
+    "table": "The result depends on where tables end, which differs from run to run. Treat all rows alike:"
+    " the first row of a table is no special one.",
     "thread": "A thread of its own goes on after the callback has returned, and after the shard has moved. Do"
     " the work in the callback.",
     "cache": "A cache has values of other transactions, and of former owners. Read them from the store.",
