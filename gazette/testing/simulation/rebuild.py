@@ -80,7 +80,7 @@ class Rebuild:
         self._root: Path = cluster.scratch / self._name
 
     async def perform(self) -> str:
-        """Rebuild the state. Return what came of it; empty if there was no state.
+        """Rebuild the state. Return its result as text; empty if there was no state.
 
         Errors of the user's code reach the caller.
         """
