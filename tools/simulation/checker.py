@@ -25,13 +25,13 @@ LifeKey: TypeAlias = "tuple[str, int]"
 
 _NONE: Final[Mapping[str, float]] = MappingProxyType({})
 _NAME_BYTES: Final = 25
-"""So many bytes of an append are of no other one."""
+"""Number of bytes that tell the payload of an append from all others."""
 _HEAD: Final = re.compile(rb"<(\d+):(?:[^<]*<\1:)*")
 """The number of an append, which its bytes repeat."""
 _SHOWN_BEFORE_S: Final = 60.0
-"""How long before a reader is given bytes a broker that had them may have been lost."""
+"""Longest time between the loss of a broker and a reader's receipt of bytes that the broker had."""
 UPLOAD_S: Final = 60.0
-"""How long brokers may take to upload what a lost replica had, while nothing is wrong."""
+"""Seconds without a fault in which brokers must have uploaded the bytes of a lost replica."""
 
 
 def check(history: History) -> list[str]:
@@ -94,8 +94,8 @@ def _check_life(
         stays = fragment.removed is None and fragment.by not in history.killed
         if fragment.removed is not None and _is_undone(history, life, kept, fragment):
             continue
-        # One that was removed before is no matter of what was acknowledged later. Brokers do not use one that
-        # is marked: they ask etcd first.
+        # A removed fragment does not concern appends that were acknowledged later. A marked fragment is not
+        # used: brokers ask etcd first.
         until = math.inf if fragment.removed is None else fragment.removed
         if fragment.marked:
             until = -math.inf
@@ -126,7 +126,7 @@ class _Places:
         """In the order of their offsets."""
         self._begins = [one.begin or 0 for one in appends]
         self._ends = list(accumulate((one.end for one in appends), max))
-        """For each, where it and all before it have ended."""
+        """For each append: the greatest end of this append and of those before it."""
 
     def within(self, begin: int, end: int) -> list[Append]:
         """Return the appends that have bytes in ``[begin, end)``, and some that may not."""
@@ -248,7 +248,7 @@ def _skipped(history: History, life: Life, appends: list[Append]) -> Iterator[st
 
 
 def _revenants(appends: list[Append], stored: list[Stored]) -> Iterator[str]:
-    """Yield appends that were acknowledged in another life than that of these fragments."""
+    """Yield appends that are in these fragments, but were acknowledged in another life of the journal."""
     for fragment in stored:
         for append in appends:
             assert append.begin is not None
@@ -317,7 +317,7 @@ def _consists_of(content: bytes, payloads: list[bytes]) -> bool:
         return True
     for payload in payloads:
         at = payload.find(content[:_NAME_BYTES])
-        if at < 0:  # Perhaps it begins with the end of a payload.
+        if at < 0:  # Perhaps the content begins with the end of a payload.
             ends = (at for at in range(max(0, len(payload) - _NAME_BYTES), len(payload)))
             at = next((at for at in ends if content.startswith(payload[at:])), len(payload))
         length = min(len(content), len(payload) - at)
@@ -492,7 +492,7 @@ def _wrongly_refused(history: History, life: Life, appends: list[Append]) -> Ite
         setter = appends[required]
         if setter.ended is None or setter.ended > append.begun:
             continue
-        # Another append may have set the register since: one behind, or one of which it is not known.
+        # Another append may have set the register since: a later one, or one with an unknown outcome.
         may_follow = any(
             other.begun <= append.ended
             and not other.refused

@@ -216,7 +216,7 @@ class SimBroker(SimProcess):
         return SimStore(self.cluster.bucket(url.host), self.threads, self.cluster.loop, self.name)
 
     def lose(self) -> None:
-        """Note that the broker has not uploaded all that it had, and says so, or has lost its lease."""
+        """Note that the broker has lost its lease, or has reported an upload that failed at its end."""
 
 
 class Cluster:

@@ -188,7 +188,7 @@ class Rebuild:
 
 
 async def rebuild(run: Any, shard_id: str, number: int) -> str:
-    """Rebuild a shard's state by the user's backfill. Return what came of it.
+    """Rebuild a shard's state by the user's backfill. Return the result as text.
 
     Note an error of the backfill as a finding of the run.
     """

@@ -117,7 +117,7 @@ class Rebuilt:
         return not restored.ack_intents and offsets == ends
 
     def applied(self, chain: Sequence[RecordedTransaction]) -> list[RecordedTransaction]:
-        """Return the transactions as if they had consumed these messages only, and the rest in the end."""
+        """Return the transactions with the messages of `spans` only. The last one has all that are left."""
         left = {(journal, span) for journal, spans in self.spans.items() for span in spans}
         transactions = []
         for transaction in chain:
@@ -243,7 +243,7 @@ class ShardHistory:
         return promotion
 
     def _step(self, callbacks: ShardCallbacks) -> Consumed:
-        """Return a step of now, without what is consumed."""
+        """Return a step with the present times, and without messages or a timer."""
         wall, promotion = self._clock(), self._of(callbacks)
         timers = promotion.timers
         if timers is None:
