@@ -136,8 +136,8 @@ class _Places:
 def _known_at(append: Append) -> float:
     """Return the time from which readers must find the append and no other bytes at its offsets.
 
-    Until then they may find those of an append that was not acknowledged, see `_vanished`. An append that was
-    repeated may be one of these.
+    Until then they may find bytes of an append that was not acknowledged, see `_vanished`. They may even be
+    of an earlier attempt of the same append.
     """
     if append.repeated and append.ended is not None:
         return append.ended
@@ -145,12 +145,13 @@ def _known_at(append: Append) -> float:
 
 
 def _vanished(history: History, life: Life, piece: Piece, later: list[Append]) -> Iterator[str]:
-    """Yield an append that has the offsets of other bytes, which a reader was given before it began.
+    """Yield an append at the offsets of other bytes, which a reader was given before the append began.
 
-    A primary gives readers what all replicas have. So one lost broker is no reason for it, unless the journal
-    had no other. A follower gives readers what it has. It may be lost together with its primary, and others
-    need not have it: that is permitted (`docs/consistency.md`). So is what an operator gave up. A primary
-    that leaves in good order leaves out what not all replicas had acknowledged, as if it were lost.
+    A primary gives readers only bytes that all replicas have. So the loss of one broker cannot cause this,
+    unless the journal has no other. A follower gives readers all bytes that it has adopted. If it is lost
+    together with its primary, other replicas may lack these bytes: that is permitted
+    (`docs/consistency.md`). Bytes that an operator has given up are permitted, too. A primary that leaves in
+    good order drops bytes that not all replicas have acknowledged, as if they were lost.
     """
     end = piece.offset + len(piece.content)
     for append in later:
@@ -192,7 +193,8 @@ def _unasked(
 ) -> Iterator[str]:
     """Yield an append at offsets of a lost one, although no operator had confirmed a head in between.
 
-    A journal that has lost acknowledged bytes waits for that. An append that names its offset confirms it.
+    A journal that has lost acknowledged bytes waits for an operator. An append that names its offset confirms
+    the head, too.
     """
     for lost in gone:
         assert lost.begin is not None
@@ -267,7 +269,7 @@ def _mismatches(
     appends: list[Append],
     gone: Iterable[Append],
 ) -> Iterator[str]:
-    """Yield acknowledged appends whose bytes in ``content`` differ; those of ``gone`` may be there."""
+    """Yield acknowledged appends in whose place ``content`` has other bytes, except bytes of ``gone``."""
     end = offset + len(content)
     for append in appends:
         assert append.begin is not None
@@ -291,9 +293,9 @@ def _same(append: Append, begin: int, content: bytes) -> bool:
 
 
 def _is_undone(history: History, life: Life, kept: list[Append], fragment: Stored) -> bool:
-    """Return True if a fragment that was taken back differs from a kept append by appends without one.
+    """Return True if a removed fragment has only bytes of appends that were not kept.
 
-    They were not acknowledged, and a later primary gave their offsets out again.
+    These were not acknowledged, and a later primary gave their offsets out again.
     """
     numbers = {one.number for one in kept}
     undone = [
@@ -389,9 +391,10 @@ def _strangers(
 def _late_copies(
     history: History, life: Life, kept: list[Append], finals: list[Piece]
 ) -> Iterator[str]:
-    """Yield appends of which there is a copy behind what their session appended later.
+    """Yield appends that have a copy behind a later append of their session.
 
-    Readers drop a copy before that: a session repeats an append until it has succeeded.
+    A copy before the later append is permitted: a session repeats an append until it has succeeded, and
+    readers drop the copy.
     """
     ends: dict[int, list[Append]] = defaultdict(list)
     for append in kept:
@@ -454,7 +457,8 @@ def _joined(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 def _registers(history: History, life: Life, appends: list[Append]) -> Iterator[str]:
     """Yield appends that required another value of the register than the one last set before them.
 
-    Registers go with the last replica. So none is known after an operator confirmed the head.
+    Registers are lost with the last replica. So no register is known after an operator has confirmed the
+    head.
     """
     confirmed = sorted(one.time for one in history.confirmed if one.life is life)
     tag: int | None = None
@@ -481,7 +485,7 @@ def _registers(history: History, life: Life, appends: list[Append]) -> Iterator[
 def _wrongly_refused(history: History, life: Life, appends: list[Append]) -> Iterator[str]:
     """Yield appends that were refused for a register which they required, and which was set all the time.
 
-    A broker that wakes up behind its lease may have older registers: it must not refuse by these.
+    A broker that wakes up after its lease may have older registers. It must not refuse an append by these.
     """
     places = {append.number: place for place, append in enumerate(appends)}
     setting = [one for one in history.appends if one.journal == life.journal and one.tag]
@@ -514,8 +518,8 @@ def is_lost(history: History, append: Append, stored: list[Stored]) -> bool:
     """Return True if an append may be gone: all its replicas ended, or lost
     their leases, before it was stored.
 
-    It may not be gone if everything worked for long enough in between. What is left
-    of the replicas uploads it then. It may be gone if an operator gave up its offsets.
+    It must not be gone if nothing was wrong for long enough in between: the replicas that
+    are left upload it then. It may be gone if an operator gave up its offsets.
     """
     assert append.begin is not None
     if any(_gives_up(one, append) for one in history.confirmed):
@@ -559,7 +563,7 @@ def replicas_ended(
 def assigned_ended(history: History, life: Life, others: Mapping[str, float] = _NONE) -> bool:
     """Return True if all brokers of a journal ended before the journal was assigned to others.
 
-    A broker that had not agreed with its primary held nothing, and need not have ended. ``others`` are
+    A broker that was never in step with its primary holds nothing, so it need not have ended. ``others`` are
     further processes that count as ended.
     """
     changes: list[Assigned] = []
