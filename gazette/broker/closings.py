@@ -46,11 +46,11 @@ class Closings:
         self.reason = ""
 
     async def adopt(self, spec: JournalSpec, tenure: Revision) -> None:
-        """Close the known head by the closing that it awaits, if stores have all that was acknowledged. Else
-        set ``reason``.
+        """Close the known head as the closing of its last primary says, if stores have all acknowledged
+        bytes. Else set ``reason``.
 
         ``tenure`` is that of this primary. Raise ``Conflict`` if a later primary has begun, ``Unavailable``
-        if etcd does not answer. Cancellation: etcd may have been written.
+        if etcd does not answer. After a cancellation, etcd may have the closed head.
         """
         name = self._head.awaited
         if name is None:

@@ -110,7 +110,7 @@ class Head:
         return replace(self, offset=offset, tenures=tenures, closed=None, lease=lease)
 
     def with_lost(self, lost: Iterable[tuple[Offset, Offset]]) -> Head:
-        """Return the head to write when ``lost`` is confirmed as lost. Keep the last `_LOST_MAX`."""
+        """Return this head with the ranges ``lost``, confirmed as lost, too. Keep the last `_LOST_MAX`."""
         return replace(self, lost=tuple(sorted({*self.lost, *lost})[-_LOST_MAX:]))
 
     def limit(self, tenure: Revision) -> Offset | None:
@@ -153,7 +153,7 @@ class KnownHead:
         self.loaded = False
         """True if the head was read from etcd. Set it to False to have the head read again."""
         self._tenure: Revision | None = None
-        """The tenure of this replica, once etcd has its first append, or its suspension, as primary."""
+        """The tenure of this replica as primary, once etcd knows of its first append or suspension."""
         self._noted: Offset = 0
         """The greatest offset that etcd has, or is to get in the background."""
         self._closed: LabelSet | None = None
@@ -377,8 +377,8 @@ class KnownHead:
             await asyncio.wait({self._noting}, timeout=timeout_s)
 
     async def _write_noted(self, tenure: Revision) -> None:
-        """Write `_noted` and `_closed`, as they are by then, until etcd has both. End if a later primary has
-        begun, or the journal is gone. Repeat writes that fail, without bound."""
+        """Write the present `_noted` and `_closed` again and again, until etcd has both. End if a later
+        primary has begun, or the journal is gone. Repeat writes that fail, without bound."""
         while self._head.offset < self._noted or self._head.closed != self._closed:
             try:
                 await self._write(

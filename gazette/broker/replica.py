@@ -479,7 +479,7 @@ class Replica:
             return self.refresh_error
         for url in () if self.spec is None else self.spec.fragment.stores:
             health = self._context.blob_stores.get(url).health
-            if health.error and health.checks:  # Before the first check, a store has an error, too.
+            if health.error and health.checks:  # A store without checks has an error, too.
                 return f"{health.error} (store={url})"
         return "the first listing of the journal's fragment stores is not done yet"
 

@@ -87,7 +87,8 @@ def segments_of(columns: Columns, rows: Array64) -> Iterator[Segment]:
 def _of_producer(columns: Columns, producer: int, rows: Array64) -> Iterator[Segment]:
     """Yield the segments of the messages at ``rows``, which are all of one producer.
 
-    ``cuts[n]`` says whether a segment ends with message ``n``. ``first == last``: there are no `WHOLE_TXNS`.
+    ``cuts[n]`` says whether a segment ends with message ``n``. If ``first == last``, no segment is of kind
+    `WHOLE_TXNS`.
     """
     flags = columns.uuids.flags[rows]
     clocks = columns.uuids.clocks[rows]

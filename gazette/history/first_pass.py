@@ -47,7 +47,7 @@ def summarise_run(access: OpenAccess, run: Run) -> Summary:
 
 
 def summarise_messages(access: OpenAccess, run: Run) -> Summary:
-    """Do the same as `summarise_run`, also if UUIDs are unknown: then only the offsets are right."""
+    """Do the same as `summarise_run`, but permit unknown UUIDs. Without UUIDs, only the offsets are right."""
     store = access.summaries(run.pieces)
     try:
         if store is not None and not run.beyond:

@@ -909,7 +909,7 @@ def _scan_lines(
                         key_objects[ordinal] = container
                         remembered = max(remembered, ordinal + 1)
                     key = key_numbers[ordinal]
-                    # All keys beyond the memory share its last place.
+                    # All keys beyond the first `KEYS_MAX` share the last place of the memory.
                     ordinal += ordinal < KEYS_MAX - 1
                     at = _blanks(buffer, end + 1)
                     if _byte(buffer, at) != _COLON:

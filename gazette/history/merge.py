@@ -220,7 +220,7 @@ class _JournalFold:
         ``Corrupt`` if these messages are lost, and the run commits them."""
         former = self._states.get(producer)
         if former is None:
-            clock = summary.first_clock - 1  # So its first message is new, as for the sequencer.
+            clock = summary.first_clock - 1  # So its first message counts as new.
             former = State(clock, clock, None)
         else:
             run.known[producer] = (former.acked, former.newest)

@@ -44,7 +44,8 @@ class StateForm(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class _Files:
-    """Paths of a form: of the file that each commit leaves, of all files, of files before any commit."""
+    """Patterns of a form's paths: of the file that each commit leaves, of all files, and of the files that
+    may exist before the first commit."""
 
     committed: re.Pattern[str]
     all: re.Pattern[str]

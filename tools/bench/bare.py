@@ -48,7 +48,7 @@ _MESSAGE_BYTES: Final = 16 << 20
 _OPTIONS: Final = [
     ("grpc.so_reuseport", 0),
     ("grpc.max_receive_message_length", _MESSAGE_BYTES),
-    # A window that does not follow what the connection could carry, as ours.
+    # A fixed window, like ours: it does not grow with the speed of the connection.
     ("grpc.http2.bdp_probe", 0),
     ("grpc.http2.lookahead_bytes", 1 << 22),
 ]

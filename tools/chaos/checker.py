@@ -72,16 +72,17 @@ from tools.chaos.registers import REGISTER_MISMATCH, Attempt, check_registers
 STORED = "fragments"
 """The source of a `Final` that was read from the store."""
 _DELIVERY_S = 2.0
+"""Seconds for which an answer may be on its way after its broker was killed."""
 _HELD = " held"
-"""An answer may be on its way for so long after its broker was killed."""
+"""End of the targets of cuts that hold bytes back."""
 _CREATION_S = 15.0
 """Seconds by which the record of a creation may be late."""
 _STALE_S = 5.0
-"""A reader may be given bytes that it has received already for so long after its journal went on."""
+"""Seconds after a journal has gone on in which a reader may still get bytes from before."""
 _PENDING_MAX = 12
-"""Appends that may be under way at a time."""
+"""Greatest number of appends that may be under way at a time."""
 _DEPTH_MAX = 3
-"""Lost appends behind what a reader was shown before, of which one read may consist."""
+"""Greatest number of lost appends that one read may add to the lost bytes that readers were shown before."""
 _DISK_FULL = "disk is full"
 _LEASE_KINDS = ("pause", "etcd")
 """Faults with these words in their names may cost a broker its lease."""
@@ -200,13 +201,13 @@ class _Book:
         self._held: list[tuple[float, float]] = []
         """The times of cuts that held bytes back."""
         self._shaken: dict[str, float] = {}
-        """Targets of faults that may cost leases, until when: infinity while they last."""
+        """By target of a fault that may cost leases: until when it may. Infinity while the fault lasts."""
         self._mute: set[str] = set()
         """Brokers that cannot write to files now, nor to their log."""
 
     @cached_property
     def attempts_of(self) -> dict[str, list[Attempt]]:
-        """By journal, once all of the history is entered."""
+        """The attempts by journal. Use this only once all of the history is entered."""
         found: dict[str, list[Attempt]] = defaultdict(list)
         for attempt in self.attempts.values():
             found[attempt.invoked.journal].append(attempt)
@@ -347,7 +348,7 @@ class _Book:
             return
         chosen = event.exit_code > 0  # No signal has ended it.
         if shaken and chosen and ("lease" in event.error.lower() or event.broker in self._mute):
-            return  # It ends when it may be replaced, as it should. With a full disk, it cannot say so.
+            return  # A broker without its lease has to end. With a full disk, it cannot log why.
         how = "asked to end, " if event.asked else "unasked, "
         text = f"{event.broker} ended {how}with exit code {event.exit_code} at {event.time:.1f} s: "
         self._complain("ended", "", text + event.error)
@@ -477,9 +478,9 @@ class _Reads:
 def _explained(
     event: Read, content: bytes, begin: int, held: bytes, pending: Sequence[Attempt], depth: int = 0
 ) -> bytes | None:
-    """Return ``held``, with such pending appends behind it that it explains the bytes of a read.
+    """Return ``held`` and pending appends behind it that explain the bytes of a read; None if none do.
 
-    They are behind ``content``, from the offset ``begin`` on. None if they cannot be explained.
+    These bytes are behind ``content``, from the offset ``begin`` on.
     """
     length = event.end - event.begin
     if not event.begin - len(held) <= begin <= event.end or begin > len(content):
@@ -691,7 +692,7 @@ def _wrong_offsets(places: Mapping[int, Sequence[Placed]], book: _Book) -> Itera
 
 
 def _late(placed: Sequence[Placed], book: _Book) -> Iterator[str]:
-    """Yield copies behind what their session appended later: it had succeeded, or was given up, before."""
+    """Yield copies behind a later append of their session: it began only when the copied one was over."""
     last: dict[str, Placed] = {}
     for one in placed:
         session = book.session_of(one.op)

@@ -45,7 +45,7 @@ _RECOVERY_S: Final = 5.0
 
 @dataclass(slots=True)
 class Active:
-    """A fault that has begun. ``end`` puts right what it broke."""
+    """A fault that has begun. ``end`` repairs what it broke."""
 
     kind: Kind
     target: str
@@ -87,7 +87,7 @@ class Driver:
         say: Callable[[str], None],
     ) -> None:
         self.held_back: Counter[str] = Counter()
-        """Faults that did not begin: what they would break was broken, or time was up."""
+        """Planned faults that did not begin: their target was broken already, or the time was over."""
         self._cluster = cluster
         self._clock: Clock = cluster.clock
         self._recorder = recorder
@@ -202,7 +202,7 @@ class Driver:
             return "journals are being created again"
         pids = set(self._cluster.pids().items())
         for journal, confirmation in self._confirmations.items():
-            # One whose processes live lost nothing: they kept their leases.
+            # A journal whose processes still live has lost nothing: they kept their leases.
             if not confirmation.processes & pids:
                 return f"the head of {journal} is to be confirmed"
         return self._cluster.has_replicas() or self._recorder.quiet.missing()
@@ -253,7 +253,7 @@ class Driver:
         time = self._recorder.time
         self._recorder.record(Ended(time, broker.name, code or 0, asked, error))
         if broker.name not in self._bounds.gone and not asked:
-            # Its lease is lost, for reasons that were not planned. What it held it has stored.
+            # The broker has lost its lease, which was not planned. It has stored its bytes.
             self._bounds.begin(Effect.GONE, broker.name)
             if self._bounds.exceeded:
                 self._say(f"{broker.name} ended unplanned: more are gone than replication covers")
@@ -263,7 +263,7 @@ class Driver:
         try:
             await self._cluster.revive(broker)
         except (Broken, Unavailable) as error:
-            # It is tried again. One that never starts costs the next quiet time.
+            # The start is tried again. A broker that never starts makes the next quiet time fail.
             self._say(f"{broker.name} did not start: {str(error)[-300:]}")
         finally:
             self._down.discard(broker.name)
@@ -275,7 +275,7 @@ class Driver:
         journals: dict[str, int],
         stored: dict[str, tuple[tuple[int, int], ...]] | None,
     ) -> None:
-        """Take note that all replicas of journals end: each head may be confirmed once they have.
+        """Note that all replicas of some journals end. Once they have ended, each head may be confirmed.
 
         A broker that acknowledged nothing, or started after the last acknowledgement, holds nothing.
         """
@@ -300,7 +300,7 @@ class Driver:
             )
 
     async def _declare_loss(self, journals: dict[str, int], brokers: tuple[str, ...]) -> None:
-        """Write down what may be gone: what these brokers, which are dead, alone had of the journals."""
+        """Record the bytes of journals that may be gone: those that only these dead brokers had."""
         stored: dict[str, tuple[tuple[int, int], ...]] = {}
         for journal in journals:
             directory = self._cluster.file_root / self._lives.store_of(journal)
@@ -321,7 +321,7 @@ class Driver:
                 if confirmation.ended is None:
                     confirmation.ended = self._recorder.time
                 if self._recorder.time < confirmation.ended + _LISTED_S:
-                    continue  # What they stored at their end must be known to those that go on.
+                    continue  # Brokers that go on must first list what these have stored.
                 if await self._went_on(journal, confirmation):
                     head = confirmation.head
                     if head is None and confirmation.lost:

@@ -54,7 +54,7 @@ class Completed(msgspec.Struct, frozen=True, tag="completed", omit_defaults=True
 
 
 class Opened(msgspec.Struct, frozen=True, tag="opened", omit_defaults=True):
-    """A reader began, or began again, at an offset. ``follows``: it is to follow the head."""
+    """A reader began, or began again, at an offset. If ``follows``, it follows the head."""
 
     time: float
     reader: str
@@ -85,7 +85,7 @@ class Jumped(msgspec.Struct, frozen=True, tag="jumped", omit_defaults=True):
 
 
 class FaultEvent(msgspec.Struct, frozen=True, tag="fault", omit_defaults=True):
-    """A fault began or ended. ``settled``: all was as before it."""
+    """A fault began or ended. The phase ``settled`` says that its effects are over, too."""
 
     time: float
     kind: str
@@ -107,7 +107,7 @@ class Created(msgspec.Struct, frozen=True, tag="created", omit_defaults=True):
 class Lost(msgspec.Struct, frozen=True, tag="lost", omit_defaults=True):
     """A declared loss of all replicas: ``brokers`` were killed together.
 
-    What they alone held of the journal may be gone, but for the spans in ``stored``.
+    Bytes of the journal that only these brokers held may be gone, except the spans in ``stored``.
     """
 
     time: float
@@ -169,7 +169,7 @@ class Stopped(msgspec.Struct, frozen=True, tag="stopped", omit_defaults=True):
 
 
 class Final(msgspec.Struct, frozen=True, tag="final", omit_defaults=True):
-    """All that a source had in the end, from offset 0 on. In ``holes`` there was nothing."""
+    """All bytes that a source had in the end, from offset 0 on. It had no bytes in ``holes``."""
 
     source: str
     journal: str

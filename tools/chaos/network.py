@@ -23,7 +23,7 @@ from gazette.runtime.tasks import TaskScope
 _CHUNK: Final = 64 << 10
 _CONNECTION: Final = r"^ *\d+: \w+:{:04X} \w+:{:04X} \w+ \S+ \S+ \w+ +\d+ +\d+ (\d+) "
 CLIENT: Final = "client"
-"""The end of a link that is no process of the cluster."""
+"""Name of the end of a link that is not a process of the cluster."""
 
 
 class LinkState(Enum):
@@ -31,7 +31,7 @@ class LinkState(Enum):
     HELD = "held"
     """Nothing arrives, and neither end learns of it: connections stay, and new ones are accepted."""
     REFUSED = "refused"
-    """Connections are reset, and new ones at once."""
+    """Connections are reset, and new ones are reset at once."""
 
 
 class Link:
@@ -94,7 +94,7 @@ def _reset(writer: asyncio.StreamWriter) -> None:
 
 
 class _Ended(GazetteError):
-    """One side has ended: so does the other."""
+    """One side of a connection has ended, so the other side ends, too."""
 
 
 class Gateway:

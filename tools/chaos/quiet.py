@@ -51,22 +51,22 @@ class QuietTimes:
 
     def __init__(self) -> None:
         self._served: set[str] = set()
-        """Journals that were there in a quiet time."""
+        """Journals that existed in a quiet time."""
         self._wrong: list[tuple[str, str, str]] = []
         self._journals: set[str] = set()
         self._heads: dict[str, int] = defaultdict(int)
         self._positions: dict[tuple[str, str], int] = {}
         """Offsets of the readers that follow the head, by journal and reader."""
         self.gaps: dict[str, list[tuple[int, int]]] = defaultdict(list)
-        """Spans in which declared losses left nothing, by journal. Readers wait there."""
+        """By journal: spans without bytes, because of declared losses. Readers wait there."""
         self._stored: dict[str, tuple[tuple[int, int], ...]] = {}
-        """Spans stored when all replicas were lost, of journals without a later append."""
+        """By journal without a later append: the spans that were stored when all replicas were lost."""
         self._waits: dict[str, list[tuple[int, int]]] = defaultdict(list)
         """Further spans of each journal at which readers may have to wait: see `perhaps_empty`."""
         self._lost: dict[str, float] = {}
         """Time of the last declared loss, by journal."""
         self._ends: dict[str, int] = {}
-        """End of what was stored at the last loss, of journals without an append that began later."""
+        """By journal: the end of its stored bytes at the last loss, until an append that began later."""
         self._lives: dict[str, int] = {}
         """Revision at which each journal was last created."""
         self._ops: dict[int, Invoked] = {}
@@ -129,13 +129,13 @@ class QuietTimes:
         invoked = self._ops.pop(event.op)
         journal = invoked.journal
         if event.outcome == "ok" and 0 < event.revision < self._lives.get(journal, 0):
-            return  # The late answer of an append to a former life.
+            return  # This is the late answer to an append of a former life.
         if event.outcome == "ok":
             self._heads[journal] = max(self._heads[journal], event.end)
             if event.begin < event.end and invoked.time > self._lost.get(journal, float("inf")):
                 end = self._ends.pop(journal, event.begin)
                 if end < event.begin:
-                    # Perhaps another broker still had what is before it.
+                    # Another broker may still have had the bytes before this append.
                     self._waits[journal].append((end, event.begin))
         if self._window is None:
             return

@@ -22,15 +22,15 @@ class Recorder:
     def __init__(self, path: Path, clock: Clock) -> None:
         self.path = path
         self.heads: dict[str, int] = defaultdict(int)
-        """The end of what was acknowledged, by journal."""
+        """By journal: the end of the acknowledged bytes."""
         self.members: dict[str, tuple[str, ...]] = {}
-        """Brokers that held what was acknowledged last, by journal."""
+        """By journal: the brokers that held the append that was acknowledged last."""
         self.acknowledged: dict[str, array[float]] = defaultdict(lambda: array("d"))
         """Time of that, by journal."""
         self.revisions: dict[str, int] = {}
         """Revision as of which each journal was created."""
         self.restarted: list[Callable[[str, int], None]] = []
-        """Called with a journal and an offset at which readers that are beyond it must start again."""
+        """Functions to call with a journal and an offset at which readers beyond it must start again."""
         self.counts: Counter[str] = Counter()
         self.quiet = QuietTimes()
         self._clock = clock

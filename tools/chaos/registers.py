@@ -16,12 +16,12 @@ from tools.chaos.history import Completed, Invoked, Labels
 
 REGISTER_MISMATCH = "REGISTER_MISMATCH"
 _LAST = 10
-"""Greatest number of states of which one may be left when a head is reset."""
+"""Number of last states of the registers, one of which may be left after a reset of the head."""
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One attempt to append; ``completed`` None: its client never came to know."""
+    """One attempt to append. ``completed`` is None if its client never got an outcome."""
 
     invoked: Invoked
     completed: Completed | None

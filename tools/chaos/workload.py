@@ -44,7 +44,7 @@ _HESITATION_S: Final = (1.0, 20.0)
 _SLOW_PIECES: Final = 15
 _SLOW_BYTES: Final = 1 << 15
 _SLOW_S: Final = 0.3
-"""Between two pieces: faster than brokers demand, and for longer than most appends by far."""
+"""Seconds between two pieces: faster than brokers demand. All pieces take far longer than most appends."""
 _SLOW_PAUSE_S: Final = 2.0
 _SLOW_TIMEOUT_S: Final = 20.0
 _ENDLESS: Final = 1 << 62

@@ -25,13 +25,13 @@ LifeKey: TypeAlias = "tuple[str, int]"
 
 _NONE: Final[Mapping[str, float]] = MappingProxyType({})
 _NAME_BYTES: Final = 25
-"""So many bytes of an append are of no other one."""
+"""Number of bytes that tell the payload of an append from all others."""
 _HEAD: Final = re.compile(rb"<(\d+):(?:[^<]*<\1:)*")
 """The number of an append, which its bytes repeat."""
 _SHOWN_BEFORE_S: Final = 60.0
-"""How long before a reader is given bytes a broker that had them may have been lost."""
+"""Longest time between the loss of a broker and a reader's receipt of bytes that the broker had."""
 UPLOAD_S: Final = 60.0
-"""How long brokers may take to upload what a lost replica had, while nothing is wrong."""
+"""Seconds without a fault in which brokers must have uploaded the bytes of a lost replica."""
 
 
 def check(history: History) -> list[str]:
@@ -94,8 +94,8 @@ def _check_life(
         stays = fragment.removed is None and fragment.by not in history.killed
         if fragment.removed is not None and _is_undone(history, life, kept, fragment):
             continue
-        # One that was removed before is no matter of what was acknowledged later. Brokers do not use one that
-        # is marked: they ask etcd first.
+        # A removed fragment does not concern appends that were acknowledged later. A marked fragment is not
+        # used: brokers ask etcd first.
         until = math.inf if fragment.removed is None else fragment.removed
         if fragment.marked:
             until = -math.inf
@@ -126,7 +126,7 @@ class _Places:
         """In the order of their offsets."""
         self._begins = [one.begin or 0 for one in appends]
         self._ends = list(accumulate((one.end for one in appends), max))
-        """For each, where it and all before it have ended."""
+        """For each append: the greatest end of this append and of those before it."""
 
     def within(self, begin: int, end: int) -> list[Append]:
         """Return the appends that have bytes in ``[begin, end)``, and some that may not."""
@@ -136,8 +136,8 @@ class _Places:
 def _known_at(append: Append) -> float:
     """Return the time from which readers must find the append and no other bytes at its offsets.
 
-    Until then they may find those of an append that was not acknowledged, see `_vanished`. An append that was
-    repeated may be one of these.
+    Until then they may find bytes of an append that was not acknowledged, see `_vanished`. They may even be
+    of an earlier attempt of the same append.
     """
     if append.repeated and append.ended is not None:
         return append.ended
@@ -145,12 +145,13 @@ def _known_at(append: Append) -> float:
 
 
 def _vanished(history: History, life: Life, piece: Piece, later: list[Append]) -> Iterator[str]:
-    """Yield an append that has the offsets of other bytes, which a reader was given before it began.
+    """Yield an append at the offsets of other bytes, which a reader was given before the append began.
 
-    A primary gives readers what all replicas have. So one lost broker is no reason for it, unless the journal
-    had no other. A follower gives readers what it has. It may be lost together with its primary, and others
-    need not have it: that is permitted (`docs/consistency.md`). So is what an operator gave up. A primary
-    that leaves in good order leaves out what not all replicas had acknowledged, as if it were lost.
+    A primary gives readers only bytes that all replicas have. So the loss of one broker cannot cause this,
+    unless the journal has no other. A follower gives readers all bytes that it has adopted. If it is lost
+    together with its primary, other replicas may lack these bytes: that is permitted
+    (`docs/consistency.md`). Bytes that an operator has given up are permitted, too. A primary that leaves in
+    good order drops bytes that not all replicas have acknowledged, as if they were lost.
     """
     end = piece.offset + len(piece.content)
     for append in later:
@@ -192,7 +193,8 @@ def _unasked(
 ) -> Iterator[str]:
     """Yield an append at offsets of a lost one, although no operator had confirmed a head in between.
 
-    A journal that has lost acknowledged bytes waits for that. An append that names its offset confirms it.
+    A journal that has lost acknowledged bytes waits for an operator. An append that names its offset confirms
+    the head, too.
     """
     for lost in gone:
         assert lost.begin is not None
@@ -248,7 +250,7 @@ def _skipped(history: History, life: Life, appends: list[Append]) -> Iterator[st
 
 
 def _revenants(appends: list[Append], stored: list[Stored]) -> Iterator[str]:
-    """Yield appends that were acknowledged in another life than that of these fragments."""
+    """Yield appends that are in these fragments, but were acknowledged in another life of the journal."""
     for fragment in stored:
         for append in appends:
             assert append.begin is not None
@@ -267,7 +269,7 @@ def _mismatches(
     appends: list[Append],
     gone: Iterable[Append],
 ) -> Iterator[str]:
-    """Yield acknowledged appends whose bytes in ``content`` differ; those of ``gone`` may be there."""
+    """Yield acknowledged appends in whose place ``content`` has other bytes, except bytes of ``gone``."""
     end = offset + len(content)
     for append in appends:
         assert append.begin is not None
@@ -291,9 +293,9 @@ def _same(append: Append, begin: int, content: bytes) -> bool:
 
 
 def _is_undone(history: History, life: Life, kept: list[Append], fragment: Stored) -> bool:
-    """Return True if a fragment that was taken back differs from a kept append by appends without one.
+    """Return True if a removed fragment has only bytes of appends that were not kept.
 
-    They were not acknowledged, and a later primary gave their offsets out again.
+    These were not acknowledged, and a later primary gave their offsets out again.
     """
     numbers = {one.number for one in kept}
     undone = [
@@ -317,7 +319,7 @@ def _consists_of(content: bytes, payloads: list[bytes]) -> bool:
         return True
     for payload in payloads:
         at = payload.find(content[:_NAME_BYTES])
-        if at < 0:  # Perhaps it begins with the end of a payload.
+        if at < 0:  # Perhaps the content begins with the end of a payload.
             ends = (at for at in range(max(0, len(payload) - _NAME_BYTES), len(payload)))
             at = next((at for at in ends if content.startswith(payload[at:])), len(payload))
         length = min(len(content), len(payload) - at)
@@ -389,9 +391,10 @@ def _strangers(
 def _late_copies(
     history: History, life: Life, kept: list[Append], finals: list[Piece]
 ) -> Iterator[str]:
-    """Yield appends of which there is a copy behind what their session appended later.
+    """Yield appends that have a copy behind a later append of their session.
 
-    Readers drop a copy before that: a session repeats an append until it has succeeded.
+    A copy before the later append is permitted: a session repeats an append until it has succeeded, and
+    readers drop the copy.
     """
     ends: dict[int, list[Append]] = defaultdict(list)
     for append in kept:
@@ -454,7 +457,8 @@ def _joined(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 def _registers(history: History, life: Life, appends: list[Append]) -> Iterator[str]:
     """Yield appends that required another value of the register than the one last set before them.
 
-    Registers go with the last replica. So none is known after an operator confirmed the head.
+    Registers are lost with the last replica. So no register is known after an operator has confirmed the
+    head.
     """
     confirmed = sorted(one.time for one in history.confirmed if one.life is life)
     tag: int | None = None
@@ -481,7 +485,7 @@ def _registers(history: History, life: Life, appends: list[Append]) -> Iterator[
 def _wrongly_refused(history: History, life: Life, appends: list[Append]) -> Iterator[str]:
     """Yield appends that were refused for a register which they required, and which was set all the time.
 
-    A broker that wakes up behind its lease may have older registers: it must not refuse by these.
+    A broker that wakes up after its lease may have older registers. It must not refuse an append by these.
     """
     places = {append.number: place for place, append in enumerate(appends)}
     setting = [one for one in history.appends if one.journal == life.journal and one.tag]
@@ -492,7 +496,7 @@ def _wrongly_refused(history: History, life: Life, appends: list[Append]) -> Ite
         setter = appends[required]
         if setter.ended is None or setter.ended > append.begun:
             continue
-        # Another append may have set the register since: one behind, or one of which it is not known.
+        # Another append may have set the register since: a later one, or one with an unknown outcome.
         may_follow = any(
             other.begun <= append.ended
             and not other.refused
@@ -514,8 +518,8 @@ def is_lost(history: History, append: Append, stored: list[Stored]) -> bool:
     """Return True if an append may be gone: all its replicas ended, or lost
     their leases, before it was stored.
 
-    It may not be gone if everything worked for long enough in between. What is left
-    of the replicas uploads it then. It may be gone if an operator gave up its offsets.
+    It must not be gone if nothing was wrong for long enough in between: the replicas that
+    are left upload it then. It may be gone if an operator gave up its offsets.
     """
     assert append.begin is not None
     if any(_gives_up(one, append) for one in history.confirmed):
@@ -559,7 +563,7 @@ def replicas_ended(
 def assigned_ended(history: History, life: Life, others: Mapping[str, float] = _NONE) -> bool:
     """Return True if all brokers of a journal ended before the journal was assigned to others.
 
-    A broker that had not agreed with its primary held nothing, and need not have ended. ``others`` are
+    A broker that was never in step with its primary holds nothing, so it need not have ended. ``others`` are
     further processes that count as ended.
     """
     changes: list[Assigned] = []

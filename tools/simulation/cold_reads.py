@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 COLD_SHARE: Final = 0.4
-"""Share of the seeds with readers that take stored fragments from their stores."""
+"""Share of the seeds with readers that read stored fragments directly from their stores."""
 _SCHEME: Final = "sim"
 _CALL_S: Final = 0.003
 _TIMEOUT_S: Final = 30.0
@@ -133,7 +133,7 @@ class SimFragments(FragmentAccess):
         return url.startswith(f"{_SCHEME}:")
 
     def require_answer(self) -> None:
-        """Raise what the store answers instead of bytes, if it does."""
+        """Raise an error in place of the store's answer, at times."""
         if self._rng.random() < self._fails:
             raise self._rng.choice(
                 (Unavailable("the bucket answers 503"), NotAllowed("the signed URL has expired"))
@@ -176,7 +176,7 @@ class ColdReader:
         self._client = self._world.client(self.node, *hosts, fragments=self._fragments)
         self._ahead: tuple[Reader | None, float] = (None, 0.0)
         self._present: tuple[Reader | None, float] = (None, 0.0)
-        """The reader whose bytes are given, and since when it can have asked for them."""
+        """The reader that now gives bytes, and the earliest time at which it can have asked for them."""
         self._reader: RetryReader | None = None
         """The present reader. None: it was closed."""
 
@@ -265,7 +265,7 @@ class ColdReader:
                 await self._clock.sleep(rng.uniform(0.0, 5.0))
 
     def _since(self, reader: RetryReader, begun: float) -> float:
-        """Return the earliest time at which the bytes that a read gave can have been on their way."""
+        """Return the earliest time at which the bytes of the last read can have been on their way."""
         present = reader._reader
         if present is not self._present[0]:
             self._present = self._ahead if present is self._ahead[0] else (present, begun)

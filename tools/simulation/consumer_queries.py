@@ -25,7 +25,7 @@ from gazette.runtime.tasks import TaskScope
 from gazette.testing.simulation.loop import NodeClock, SimNode, VirtualLoop
 
 Fingerprint = tuple[int, int]
-"""Of a set of numbers: how many, and the sum of their hashes."""
+"""Identifies a set of numbers: how many they are, and the sum of their hashes."""
 
 EMPTY: Final[Fingerprint] = (0, 0)
 BEYOND: Final = 1 << 40
@@ -193,7 +193,7 @@ class _Life:
     shared: bool
     """Whether the state lives in a database that other members change, too."""
     answered: list[tuple[float, int]] = field(default_factory=list)
-    """When an answer arrived, and the highest count until then."""
+    """Times at which answers arrived, each with the highest count of numbers until then."""
 
 
 class Notes:
@@ -206,9 +206,9 @@ class Notes:
         self._states: dict[str, set[Fingerprint]] = {}
         """Of each shard, all states that a life of it has finalized."""
         self._durable: dict[str, list[tuple[float, int]]] = {}
-        """Of each shard, when a commit was known to be in its log, and its count of numbers."""
+        """By shard: for each commit, when it was known to be in the log, and its count of numbers."""
         self._writes: dict[str, list[tuple[int, list[int]]]] = {}
-        """Of each source, where what was committed ends, and its numbers."""
+        """By source: for each committed write, its end, and its numbers."""
         self.answers = 0
         self.stale_answers = 0
 

@@ -135,7 +135,7 @@ class ConsumerScenario:
         self.clock = NodeClock(world.loop)
         self.done = False
         self.healed = False
-        """Set when the last fault is over: what is written later meets none."""
+        """True once the last fault is over: messages written later meet no fault."""
         self.numbers = 0
         """How many messages were published."""
         self.committed = 0
@@ -143,12 +143,12 @@ class ConsumerScenario:
         self._writers: list[asyncio.Task[None]] = []
         self._askers: list[QueryClient] = []
         self.settled: dict[str, list[int]] = {}
-        """Of each source, offsets before which no transaction was open that might yet commit."""
+        """By source: offsets such that all transactions with messages before them have ended."""
         self._archives = {
             source.journal: Archive(Input) for spec in self.plan.shards for source in spec.sources
         }
         self._broker_free_at = 0.0
-        """From when on a broker may fail again: acknowledged bytes are not to be lost by two failures."""
+        """Time from which on another broker may fail. Earlier, two failures could lose acknowledged bytes."""
         self._client: Client | None = None
         world.on_exited = self._on_broker_exited
         world.on_member_exited = self._on_member_exited
@@ -392,7 +392,7 @@ class ConsumerScenario:
         world.say("op", f"creates {journal} again")
         revision = await self._apply(client, [JournalChange(upsert=one) for one in specs])
         if self.more_rng.random() < 0.5:
-            # Another broker than the one that applied it may know of the deletion only.
+            # A broker that has not applied the change may know of the deletion, but not of the new journal.
             params = AppendParams(journal, min_etcd_revision=revision)
             await client.append(params, b"x" * head + b"\n")
         for spec in self.plan.shards:
@@ -510,14 +510,14 @@ class ConsumerScenario:
         rng, world = self.rng, self.world
         logs = [spec.recovery_log for spec in self.plan.shards if spec.recovery_log]
         journal = rng.choice([*world.outputs, *logs])
-        # The next owner takes over a lease later: it is to meet late appends, too.
+        # The next owner takes over after a lease. Appends are late so long that it meets some, too.
         seconds, late_s = rng.uniform(20.0, 90.0), rng.choice((0.5, 5.0, 30.0))
         self._fault(f"appends to {journal} are late by {late_s} s", seconds)
         world.late[journal] = (world.loop.now + seconds, late_s)
         kills = rng.choice((0, 1, 2, 4))
         if logs and rng.random() < 0.5:
-            # As soon as its log has a commit, whose acknowledgements are late; and a member that recovers
-            # it, again.
+            # Kill a member once the log has a commit whose acknowledgements are late. Then kill the member
+            # that recovers the shard.
             for host in self.plan.members:
                 for _ in range(kills):
                     passes = rng.choice((1, 2, 3, 5))

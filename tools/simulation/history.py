@@ -17,31 +17,31 @@ class Append:
     begun: float
     ended: float | None = None
     begin: int | None = None
-    """Where it is; None unless it was acknowledged."""
+    """Offset of the append; None unless it was acknowledged."""
     revision: int = 0
     holders: tuple[tuple[str, ...], ...] = ()
-    """Its replicas: for each the broker processes, one of which it was."""
+    """For each replica of the append: the broker processes of which one was that replica."""
     primary: tuple[str, ...] = ()
-    """The broker processes one of which was its primary."""
+    """The broker processes of which one was the primary of the append."""
     offset: int = 0
-    """The offset that was asked for; 0 for none."""
+    """The explicit offset that the client asked for; 0 for none."""
     repeated: bool = False
     """Whether it may be in the journal more than once."""
     shared: bool = False
-    """Whether it was acknowledged as a part of something, at an offset that is not known."""
+    """True if it was acknowledged within a commit with others, so that its own offset is not known."""
     session: int = 0
-    """The session of which it is one: they are in the order of their numbers. 0 for none."""
+    """The session of the append; 0 for none. Appends of a session are in the order of their numbers."""
     batch: tuple[int, int] | None = None
-    """Begin and end of the commit that has it, and others of its session."""
+    """Begin and end of the commit that contains this append and others of its session."""
     error: str = ""
     refused: bool = False
-    """Whether it was answered that nothing was appended."""
+    """True if the answer was that nothing was appended."""
     tag: int | None = None
     """The value of the journal's register that this append has set."""
     expected_tag: int | None = None
     """The value that it required."""
     answered_tags: tuple[str, ...] | None = None
-    """The values of the register that its answer gave; None if it does not say."""
+    """The values of the register in the answer to this append; None if the answer has no registers."""
 
     @property
     def acknowledged(self) -> bool:
@@ -73,13 +73,13 @@ class Piece:
 
     reader: str
     time: float
-    """When they were on their way to the reader already. It may take them later."""
+    """A time at which the bytes were already on their way to the reader. It may take them later."""
     journal: str
     revision: int
     offset: int
     content: bytes
     final: bool = False
-    """Read after everything was healed: what the journal has for good."""
+    """True if it was read after all faults: these bytes stay in the journal."""
 
     @property
     def end(self) -> int:
@@ -97,7 +97,7 @@ class Jump:
     begin: int
     end: int
     since: float
-    """When a broker can have said so first: readers ask ahead."""
+    """Earliest time at which a broker can have reported the jump: readers ask ahead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ class Stored:
     removed: float | None = None
     """When it was removed again."""
     marked: bool = False
-    """An object aside says that brokers must ask etcd if they may use it."""
+    """True if an object stored aside marks this one: brokers must then ask etcd whether they may use it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,7 @@ class Assigned:
     time: float
     processes: frozenset[str]
     synchronized: frozenset[str] = frozenset()
-    """Those of which etcd has a route: they agreed with their primary since they were assigned."""
+    """The processes with a route in etcd: they have been in step with their primary since the assignment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,16 +163,17 @@ class History:
     jumps: list[Jump] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
     unlisted: list[Fault] = field(default_factory=list)
-    """When brokers may not have listed what a bucket has, which ``what`` names: it was not mounted."""
+    """Times in which a bucket was not mounted, so that brokers may have listed it as empty. ``what`` names
+    the bucket."""
     confirmed: list[Confirmed] = field(default_factory=list)
     resets: list[Confirmed] = field(default_factory=list)
     """Whenever an operator confirmed a head, also while one of its brokers lived."""
     closings: int = 0
-    """Number of times that a primary said in a store where it ended."""
+    """Number of closings that primaries have put into stores."""
     assigned: list[Assigned] = field(default_factory=list)
     """The assignments of all journals, whenever they changed."""
     members: dict[str, tuple[int, float]] = field(default_factory=dict)
-    """For each process, the revisions from which and until which etcd has its member key."""
+    """For each process: the revisions from which on, and until which, etcd has its member key."""
     evicted: dict[str, float] = field(default_factory=dict)
     """Processes whose member key was deleted from etcd, and when."""
     hurried: dict[str, float] = field(default_factory=dict)
@@ -182,9 +183,9 @@ class History:
     lost_brokers: dict[str, float] = field(default_factory=dict)
     """Processes that ended without uploading what they had, or lost their lease, and when."""
     killed: dict[str, float] = field(default_factory=dict)
-    """Those of them that were killed, and when."""
+    """The processes of `lost_brokers` that were killed, and when."""
     violations: list[str] = field(default_factory=list)
-    """What was seen to be wrong as it happened."""
+    """Violations that were noticed during the run, and not by the judge afterwards."""
 
     def was_member(self, name: str, revision: int) -> bool:
         """Return True if the member key of a process was in etcd at ``revision``."""

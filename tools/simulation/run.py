@@ -44,9 +44,9 @@ class Outcome:
     virtual_s: float
     steps: int
     appends: int
-    """Of writers; with consumers, the messages that writers published."""
+    """Number of appends of writers; with consumers, of the messages that writers published."""
     acknowledged: int
-    """Of those appends; with consumers, the messages that were committed."""
+    """Number of these appends that were acknowledged; with consumers, of messages that were committed."""
     trace: tuple[tuple[float, str, str], ...] = ()
 
 

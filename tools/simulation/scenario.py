@@ -48,13 +48,13 @@ _CALL_S: Final = 45.0
 _BACKOFF_S: Final = 150.0
 """How long a broker keeps away from a store that was down."""
 _STORE_WAIT_S: Final = 55.0
-"""Less than an append waits for a store that is in trouble, before it is refused."""
+"""Seconds, fewer than those for which an append waits for a store in trouble before it is refused."""
 _PARTED_S: Final = 60.0
 """Longest delay of the first attempt of an append."""
 _LARGE: Final = 1_600_000
-"""Bytes of an append of which brokers write a part before they have all of it."""
+"""Size of an append that is so large that brokers write a part before they have the rest."""
 _SMALL: Final = 1 << 18
-"""Bytes of a journal that its last reader decodes in short steps."""
+"""Greatest size of a journal whose last reader decodes in short steps."""
 _REGISTER: Final = "tag"
 _ETCD_LOST_SHARE: Final = 0.1
 """Share of the seeds without another story that lose their etcd."""
@@ -110,7 +110,7 @@ class Scenario:
         self.node = SimNode(world.loop, "op")
         self.clock = NodeClock(world.loop)
         self.story: Callable[[], Any] | None = None
-        """What is all that goes wrong in this run; None: faults of all kinds."""
+        """The function whose faults are the only ones of this run; None: faults of all kinds."""
         self._story_apart = random.Random(f"a story of {seed}")
         """A source apart, so that other choices of a seed stay as they are."""
         self._cold = random.Random(f"cold reads of {seed}")
@@ -127,11 +127,11 @@ class Scenario:
         self.tags: dict[str, int | None] = {}
         self.writing = True
         self._faults_open = 0
-        """How many faults have not come to their end, when they put right what they made wrong."""
+        """Number of faults that have not ended yet. A fault that ends repairs what it broke."""
         self.done = False
         self._numbers = 0
         self._refusals: dict[int, BaseException] = {}
-        """Errors of stores that were judged, by identity. They are kept, so that no other gets it."""
+        """Errors of stores that were judged, by ``id``. They are kept, so that no other error gets the id."""
         self._writers: list[asyncio.Task[None]] = []
         self._down: dict[str, Callable[[], None]] = {}
         self._client: Client | None = None
@@ -149,7 +149,7 @@ class Scenario:
         )
         self.story = rng.choice((*[None] * 8, *tales))
         if self.story is None and self._story_apart.random() < _ETCD_LOST_SHARE:
-            # Brokers of another version may leave nothing by which a journal goes on.
+            # Brokers of another version may leave no closing: then an operator must confirm heads.
             self.story, self.has_operator = self._etcd_lost, world.other is not None
         is_tale_of_deaths = self.story == self._deaths_apart
         is_tale_of_pauses = self.story == self._paused_leader
@@ -162,7 +162,7 @@ class Scenario:
             "watch_delay_s": rng.choice((0.0, 0.03, 0.03)),
             "auto_suspend": rng.random() < 0.15,
             "suspend_after_idle_ticks": 2,
-            # Appends are short: these write each one, a few at a time, and hardly any.
+            # Appends are short. By these values, spools write each one, a few at a time, or hardly any.
             "spool_memory_bytes": (0, 8_000, 200_000)[seed % 3],
         }
         replications: tuple[int, ...] = (1, 2, 3, 3)
@@ -458,7 +458,7 @@ class Scenario:
             if not hosts:
                 return
             if late_s and peer != hosts[0]:
-                # What the append ends with may have come to one replica, and not yet to another.
+                # The end of the append may have reached one replica, and not yet another.
                 self.note_fault(f"slow link to {peer} by {late_s} s", 2 * late_s, hosts[0])
                 network.slow(hosts[0], peer, late_s)
             await self.clock.sleep(rng.uniform(0.0, 1.2 * pause_s + late_s))
@@ -755,7 +755,7 @@ class Scenario:
         network.slow(ETCD, host, rng.uniform(2.0, 8.0))
         await self.clock.sleep(late_s)
         network.block(host, ETCD)
-        # From before its lease ends until it knows of that.
+        # Append from before the lease ends until the broker knows of its end.
         await self.clock.sleep(LEASE_S - 7.0)
         await self.append_often(cut_s - LEASE_S + 7.0, [host], 15)
         network.unblock(host, ETCD)
@@ -856,7 +856,7 @@ class Scenario:
         for _ in range(times):
             for journal in self.plan.journals:
                 append = self.new_append("op", journal, self.rng.choice((30, 700)))
-                # Some take long, and what comes next does not wait for them.
+                # Some appends take long, and later ones do not wait for them.
                 self._writers.append(self.node.spawn(self._append(client, append), "append"))
             await self.clock.sleep(seconds / times)
 
@@ -1008,7 +1008,7 @@ class Scenario:
         primary, revision = result.header.process_id, append.revision
         if primary is not None:
             append.primary = world.primary(primary.suffix, append.begun, revision)
-        # What ended before the primary began was not sent the append.
+        # Processes that ended before the primary began did not get the append.
         since = max(append.begun, world.began(append.primary))
         append.holders = tuple(
             append.primary if member == primary else world.holder(member.suffix, since, revision)
@@ -1080,7 +1080,7 @@ class Scenario:
         )
         if stored > self.heads[journal] and (history.lost_brokers or history.hurried):
             return True
-        # A broker that was taken from the journal lives on, and is not asked for what it has.
+        # A broker that was removed from the journal still runs, but nothing asks it for its bytes.
         if assigned_ended(history, life, history.hurried):
             return True
         return any(
@@ -1192,7 +1192,7 @@ class Scenario:
             if self.has_cold_readers:
                 host, seed = self.plan.hosts[0], self._cold.getrandbits(64)
                 fragments = SimFragments(self.node, random.Random(seed), world.bucket)
-                fragments.threads.slow_s = 0.0  # It has to come to the head in time.
+                fragments.threads.slow_s = 0.0  # The reader has to reach the head in time.
                 if self.heads[journal] > _SMALL:
                     decode_in_steps(None)
                 await self._judge_read(journal, host, fragments)
@@ -1310,7 +1310,7 @@ class Session:
         self._world.sessions += 1
         self._number = self._world.sessions
         self.ahead = asyncio.Event()
-        """Set once the session has gone on behind the append that is late."""
+        """Set once the session has made a later append than the late one."""
         self.free = asyncio.Event()
         """Let the late append arrive."""
 
@@ -1321,7 +1321,7 @@ class Session:
             self._service.append(AppendParams(self._journal), append.payload)
         )
         append.batch = (result.commit.begin, result.commit.end)
-        # What shares a commit shares its result: where this part is, readers will see.
+        # Appends of one commit get one result. Readers will see where this append is.
         if result.commit.length == len(append.payload):
             self._scenario.answered(append, result)
         else:

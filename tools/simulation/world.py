@@ -38,21 +38,21 @@ class BrokerProcess(cluster.SimBroker):
 
     @property
     def lease_id(self) -> int | None:
-        """The lease under which it may acknowledge; None before it has one."""
+        """The lease under which the broker may acknowledge; None before it has one."""
         parts = None if self.service is None else self.service._parts
         lease: Any = None if parts is None else parts.context.lease._lease
         return None if lease is None else int(lease.id)
 
     @property
     def slots(self) -> list[int]:
-        """Slots of the journals that it takes for its own; 0 is a primary's."""
+        """Slots of the journals that are assigned to the broker, as it knows; 0 is a primary's."""
         parts = None if self.service is None else self.service._parts
         items = () if parts is None else parts.context.state.local_items
         return [one.assignment.decoded.slot for one in items]
 
     @property
     def has_persisted(self) -> bool:
-        """Whether it is at its end, behind the upload of its spools."""
+        """True if the broker is ending and has uploaded its spools."""
         return self.service is not None and self.service.phase in _LEAVING
 
     def lose(self) -> None:

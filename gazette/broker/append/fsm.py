@@ -349,7 +349,7 @@ class AppendFSM:
         2. Index and store: until the first listing, the offsets of the later checks are not known.
         3. Registers: a fenced writer learns that it is fenced, and not that its offset is wrong.
         4. Stored fragments that may be the journal's: their offsets are not given out again.
-        5. Offsets below which the journal must never go on: roll there, and check again.
+        5. An offset below which the journal must never go on: roll to that offset, and check again.
         6. Missing bytes: an append at the head confirms it. Without an offset, go on only if the head is
            closed and stores reach it, or without any store. Refuse each offset that is not the head.
         7. Bytes of former primaries: end their uploads, list the stores, and check again.

@@ -37,7 +37,7 @@ class Interruptible:
         self._is_waiting = False  # True during a `run`.
 
     def begin(self) -> None:
-        """Let the present task be the one that waits."""
+        """Note that the present task is the one that waits in `run`, and that `interrupt` wakes."""
         self._task = asyncio.current_task()
 
     def interrupt(self, reason: GazetteError) -> None:

@@ -156,7 +156,7 @@ class Line:
 
     @property
     def waiting(self) -> int:
-        """Number of appends that wait, with the leader of the small appends."""
+        """Number of appends that wait. It counts the leader of the small appends, too."""
         return len(self._waiting) + len(self._small) + (self._leader is not None)
 
     def check_room(self) -> None:

@@ -219,8 +219,8 @@ class AppendDriver:
         return None
 
     async def _suspend(self, level: SuspendLevel, offset: Offset) -> ev.Event:
-        """Change the suspension in etcd. To suspend, first close the known head where all replicas agree,
-        unless the head is beyond ``offset``."""
+        """Change the suspension in etcd. To suspend, first close the known head at the agreed end, unless the
+        head is beyond ``offset``."""
         if level is not SuspendLevel.NONE:
             pipeline, head = self._pipeline, self._hold.held_replica.head
             try:

@@ -76,7 +76,7 @@ class AppendGroup:
         self._commit = commit
         self._is_settled = False
         self._awaits = False
-        """True while answers are awaited, which the end of the broker's tasks cuts off."""
+        """True while answers are awaited. When the broker's tasks end, this wait is cut off."""
         pipeline.when_answered(self._settle)
 
     def start(self) -> None:

@@ -87,7 +87,7 @@ def require_callbacks(application: Any) -> None:
 
 
 def require_instance(callback: str, value: object, kind: type, methods: Sequence[str] = ()) -> None:
-    """Check what ``callback`` returned: a ``kind``, whose ``methods`` are plain functions.
+    """Check that ``callback`` returned an object of class ``kind``, whose ``methods`` are plain functions.
 
     Raise ``ApplicationFailed`` for another value, and ``Invalid`` for another method.
     """

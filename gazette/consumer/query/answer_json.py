@@ -78,7 +78,7 @@ def _misfit(value: Any, *, declared: bool) -> Misfit | None:
 
 
 def _first_misfit(parts: Iterable[tuple[str, Any]], *, declared: bool) -> Misfit | None:
-    """Return the first misfit of some parts, each given with its step."""
+    """Return the first misfit of some parts. Each part comes with its step: its place in the whole value."""
     for step, part in parts:
         if (misfit := _misfit(part, declared=declared)) is not None:
             return misfit.below(step)

@@ -44,7 +44,7 @@ class RunningQueries:
                 self._bring_forward(deadline)
 
     def _bring_forward(self, deadline: asyncio.Timeout) -> None:
-        """Bring a deadline forward to the end of all queries, if they end."""
+        """Bring a deadline forward to the time at which all queries must end, if there is such a time."""
         when = deadline.when()
         if self._end_at is not None and (when is None or self._end_at < when):
             deadline.reschedule(self._end_at)

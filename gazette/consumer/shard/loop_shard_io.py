@@ -200,7 +200,8 @@ class LoopShardIO:
         """Yield the bytes of a range of a source. Block. Raise `OffsetJump` if some have been deleted, and
         ``Corrupt`` if the source was created again.
 
-        The shard has read these bytes before. So do not have a broker wait for them, which tells no life.
+        The shard has read these bytes before, so they exist. Do not ask the broker to wait for them: a broker
+        that waits does not name the journal's life.
         """
         journal = wanted.journal
         life = self._lives.get(journal)

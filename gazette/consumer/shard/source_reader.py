@@ -106,7 +106,7 @@ async def _watch_missing(
             await clock.sleep(MISSING_LOOK_S)
             last, offset = offset, reader.offset
             if offset != last:
-                client.waits.end(question)  # It reads on: what the last question met is over.
+                client.waits.end(question)  # The reader reads on.
             if offset == asked_at:
                 continue
             head = None if offset != last else await _missing_to(client, journal, offset, question)

@@ -299,8 +299,8 @@ class ShardTimers:
         return event or processing
 
     def fire(self, limit: int) -> Iterator[Timer]:
-        """Yield at most ``limit`` timers of one domain that are due, in order: of event time, if any is due.
-        Remove them from the store."""
+        """Yield at most ``limit`` due timers of one domain, in order, and remove them from the store. The
+        domain is event time if any of its timers is due, otherwise processing time."""
         watermark = None if self._watermark is None else self._watermark.value
         if watermark is not None and self._event_queue.is_due(watermark):
             queue, until_us = self._event_queue, watermark

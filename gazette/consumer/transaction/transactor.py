@@ -522,8 +522,7 @@ class Transactor:
         self._consume_limit = _next_limit(limit, len(batch), self._clock.monotonic() - began_at)
 
     def _fire(self, transaction: Transaction) -> None:
-        """Handle some timers that are due. Do nothing if none is due after all: the first ones were
-        cancelled."""
+        """Handle some timers that are due. Do nothing if the timers that seemed to be due were cancelled."""
         timers = self._timers
         assert timers is not None
         if not timers.confirm_due():

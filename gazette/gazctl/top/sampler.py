@@ -113,7 +113,7 @@ class Sampler:
                 if self.twice:
                     raise
                 failure = error
-            # Only now: what reads them meanwhile is to know of the last failure.
+            # Clear these only now: until the answer comes, the page shows the last failure.
             self.problems.pop(what, None)
             self.listed.refusals.pop(what, None)
             ended = clock.monotonic()

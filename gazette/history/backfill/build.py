@@ -273,7 +273,7 @@ def _build(
         count = _fill_verified(task, backfill, fill, builder) if task.verify else fill(builder)
         return builder.finish(task.checkpoint, messages=count, facts=facts)
     except Fenced:
-        # Another attempt was faster, which is fine. Or the shard is live.
+        # Either another attempt was faster, and the state is done. Or the shard has begun to run.
         if not builder.is_done:
             raise
         return builder.in_place(task.checkpoint, facts)

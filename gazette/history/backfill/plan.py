@@ -108,7 +108,7 @@ def plan_snapshot(
             )
         selection = Selection(journals=tuple(sorted(minima)), begin=minima)
     if ends is not None:
-        # Read only the journals of the plan: states that were staged before lack all others.
+        # Read only the journals of the plan: states that are staged already have no other journal's messages.
         selection = Selection(
             journals=tuple(sorted(ends)), end=dict(ends), begin=dict(begins or {})
         )

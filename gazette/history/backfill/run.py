@@ -168,7 +168,7 @@ class BackfillRun:
                 )
 
     async def _refusals(self, listed: Sequence[ListedShard]) -> list[str]:
-        """Return reasons to refuse a real run now. A run may have more: it looks into databases."""
+        """Return the reasons to refuse a real run now. The run may find more reasons in databases."""
         refusals = []
         try:
             require_idle(listed)

@@ -221,7 +221,7 @@ class TableSequencer(Sequencer[Any]):
             acks, messages = at[is_ack], at[~is_ack]
             chunk.picked.append(Picked(chunk.rows, messages, acks[np.searchsorted(acks, messages)]))
             partial.reset(int(clocks[-1]))
-            # Behind an acknowledgement, a message begins a span, and another acknowledgement is empty.
+            # Right behind an acknowledgement, a message begins a span, and a second acknowledgement is empty.
             behind_ack = np.append(True, is_ack[:-1])
             of_acks = np.where(behind_ack, *_ACKS)
             return np.where(is_ack, of_acks, np.where(behind_ack, *_CONTINUES))

@@ -190,7 +190,7 @@ class Recorder:
         self.directory = directory
         self.log = log
         self.offline = offline
-        """True if no reader sees an incomplete log (see `log_file`): `at_end` may record changes late."""
+        """True if readers see only the complete log (see `log_file`). So `at_end` may postpone changes."""
         self._at_end: list[Callable[[], None]] = []
         self._appends = appends
         self._clock = clock

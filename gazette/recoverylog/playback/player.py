@@ -237,7 +237,7 @@ class Player:
             if at_head and await self._ends_at_head():
                 break
             if self._requested.is_set():
-                self._cut_offset = None  # No more views are taken: do not stop at a cut.
+                self._cut_offset = None  # The hand-off needs no stop at a cut for a view.
             elif self._views and self.tailing.is_set():
                 await self._writer.settle(scope)
                 await self._take_views()

@@ -69,7 +69,7 @@ class FrameCutter:
         self._left = 0
 
     def feed(self, data: bytes) -> Iterator[CutMessage]:
-        """Yield the frames that are whole by these bytes."""
+        """Yield the frames that are complete with these bytes."""
         if self._is_fixed:
             yield from self._fixed(data)
             return

@@ -29,7 +29,8 @@ class TableDifference:
     added: list[list[Any]] = field(default_factory=list)
     removed: list[list[Any]] = field(default_factory=list)
     changed: list[tuple[list[Any], list[Any], list[int]]] = field(default_factory=list)
-    """Rows of the same key, before and after, and the places of the values that differ: texts may be cut."""
+    """Rows of the same key, before and after, and the places of the values that differ. Cut texts that differ
+    may look equal."""
     truncated: bool = False
 
 

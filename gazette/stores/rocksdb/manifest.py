@@ -80,7 +80,8 @@ class Manifest:
     first_wals: dict[int, int] = field(default_factory=dict)
     """For each family, the number of the first WAL with writes that its tables may lack.
 
-    Do not read older WALs: they may still exist after newer ones, with later writes to their keys, are gone.
+    Do not read older WALs. Such a WAL may still exist although a newer WAL is gone, which had later writes to
+    the same keys.
     """
 
     @classmethod

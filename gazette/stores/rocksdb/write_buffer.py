@@ -72,7 +72,7 @@ class PendingSavepoint:
 
     def __init__(self, pending: Iterable[Pending]) -> None:
         self._marks: list[tuple[Pending, list[Callable[[], object]] | None, int]] = []
-        """Families, each with its functions to undo before this savepoint, and the number of these."""
+        """Families, each with the undo functions that it had before this savepoint, and their number."""
         for family in pending:
             self._marks.append((family, family.undo, len(family.undo or ())))
             if family.undo is None:

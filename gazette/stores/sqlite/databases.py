@@ -28,7 +28,7 @@ FILES_PER_IMAGE_FILE: Final = 2
 """Number of a store's files, as a multiple of `IMAGE_FILES`, above which images are made again, even if the
 horizon is short enough."""
 MERGE_EVERY: Final = 8
-"""Commits from one image that only reduces the number of files to the next: such images add few bytes."""
+"""Number of commits between two images whose only purpose is fewer files. So these add few bytes."""
 
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _RESERVED: Final = frozenset({"main", "temp", "primary"})

@@ -59,7 +59,7 @@ def unchanged_definitions(connection: apsw.Connection) -> Iterator[None]:
 
 
 def _check(connection: apsw.Connection) -> None:
-    """Raise ``Invalid`` if a name has two definitions: mostly that of the state, and another one of the
+    """Raise ``Invalid`` if a name has two definitions: mostly one in the state, and a changed one in the
     schema."""
     if not connection.execute(_EXISTS).fetchall():
         return

@@ -52,7 +52,7 @@ class Judge:
         self._specs: dict[str, JournalSpec] = {spec.name: spec for spec in self._setup.journals}
         self._inputs: dict[str, Input] = {}
         self._others: dict[str, list[Input]] = {}
-        """By shard, what else it may have consumed."""
+        """By shard, the other inputs that it may have consumed."""
         self._folds = 0
         self._directory = Path(tempfile.mkdtemp(prefix="fold-", dir=run.cluster.scratch))
 
@@ -110,7 +110,7 @@ class Judge:
         return Input(spec, setup.journals, self._ended.content, steps, setup.source_names)
 
     def _answered(self) -> list[Finding]:
-        """Require that queries were answered by states of commits that are not older than they must be."""
+        """Require that each query got the state of a commit, and none that is older than permitted."""
         judge = QueryJudge(
             self._run.history,
             self._run.specs,
@@ -193,7 +193,7 @@ class Judge:
         return self._folded_elsewhere()
 
     def _folded_elsewhere(self) -> list[Finding]:
-        """Require the same of a process in which sets of texts have another order."""
+        """Require the same states and outputs of a fold in a process in which sets have another order."""
         seed = self._run.story.seed
         if self._elsewhere is None or not is_elsewhere(seed):
             return []

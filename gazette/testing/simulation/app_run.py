@@ -50,9 +50,9 @@ _QUIET_S: Final = 300.0
 """After the last fault: how long until every shard has read all of its input."""
 _SETTLED_S: Final = 3.0
 _TIMERS_S: Final = 15.0
-"""After the last fault: until their time stands still, and then until no timer may fire any more."""
+"""Seconds from the last fault until the time of timers stands still, and from then until none may fire."""
 TIMERS: Final = "a timer fires"
-"""Part of the coverage of a run in which one did."""
+"""Part of the coverage of a run in which a timer has fired."""
 _HARMLESS: Final = (Closed, Fenced, Unavailable, Aborted, NotYet)
 """Errors by which the runtime ends a shard, when it is to be served elsewhere or later."""
 
@@ -113,7 +113,7 @@ class AppCluster(MemberCluster):
         super().__init__(seed, trace=trace)
         self.on_member_exited: Callable[[Any], None] = lambda process: None
         self.timers_until = float("inf")
-        """When the time of timers begins to stand still, so that they come to rest."""
+        """Time from which on the time of timers stands still, so that they come to rest."""
         self.clocks: list[NodeClock] = []
         """Those of members and publishers."""
         self._passed_s = 0.0
@@ -187,7 +187,7 @@ class AppRun:
                 )
         return chosen
 
-    # Seams for the code of the user.
+    # What the user's code is given in place of the system's clocks.
 
     def wall_clock(self) -> float:
         """Return the wall clock of the process whose code runs."""
@@ -207,7 +207,7 @@ class AppRun:
             self.ended.findings.append(Finding(what, place, hint=hint))
 
     def _on_failure(self, shard: Any, error: BaseException) -> None:
-        """Judge by what a shard has failed: by the application, or by a defect."""
+        """Judge the error by which a shard has failed: a mistake of the application, or a defect of ours."""
         if isinstance(error, _HARMLESS) or isinstance(error.__cause__, _HARMLESS):
             return
         if self.cluster.loop.now == float("inf") or shard.ended.is_set():
@@ -441,7 +441,7 @@ class AppRun:
         return False
 
     def _settled(self, spec: ShardSpec, heads: Mapping[str, int]) -> int | None:
-        """Return the number of transactions of a shard that has nothing left to do; None if it has."""
+        """Return the number of transactions of a shard that rests; None if the shard has something to do."""
         shard, promotion = self._owner(spec.id), self.history.last(spec.id)
         if shard is None or promotion is None:
             return None

@@ -133,7 +133,7 @@ class SimProcess:
         self.host = host
         self.id = id
         self.name = f"{id}/{number}"
-        """Name of this process alone. A restarted one has the next number."""
+        """Name of this process alone: a restarted process has the next number."""
         self.node = SimNode(cluster.loop, host)
         self.ended = False
         self.stopping = False
@@ -216,7 +216,7 @@ class SimBroker(SimProcess):
         return SimStore(self.cluster.bucket(url.host), self.threads, self.cluster.loop, self.name)
 
     def lose(self) -> None:
-        """Note that the broker has not uploaded all that it had, and says so, or has lost its lease."""
+        """Note that the broker has lost its lease, or has reported an upload that failed at its end."""
 
 
 class Cluster:
@@ -240,7 +240,7 @@ class Cluster:
         self.settings: dict[str, Any] = {}
         """Settings of all brokers."""
         self.excused_until: dict[str, float] = {}
-        """Hosts whose process may lose its lease, until then."""
+        """By host: the time until which its process may lose its lease without being at fault."""
         self.etcd_node = SimNode(self.loop, ETCD)
         self.etcd = self._start_etcd()
 
@@ -364,7 +364,7 @@ class Cluster:
         return client_of(self.network, node, *hosts, fragments=fragments)
 
     def close(self) -> None:
-        """Forget the nodes: what is suspended is closed, unheard."""
+        """Forget the nodes. Close all suspended coroutines, and ignore what they raise."""
         self.loop.abandon()
         for process in self.processes:
             process.threads.unwind()

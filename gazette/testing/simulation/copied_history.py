@@ -1,4 +1,4 @@
-"""Journals of a simulation for a backfill: copies of their content, which brokers would serve."""
+"""Journals of a simulation for a backfill: files with copies of their content stand for brokers."""
 
 from __future__ import annotations
 

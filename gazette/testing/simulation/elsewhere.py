@@ -22,7 +22,7 @@ from gazette.testing.simulation.shard_history import Consumed
 from gazette.testing.simulation.user_code import UserSurroundings
 
 HASH_SEED: Final = "4711"
-"""Of the other process; that of the simulation is 0."""
+"""The hash seed of the other process; that of the simulation is 0."""
 
 _OF: Final = 3
 """One in so many seeds is folded in the other process, too."""
@@ -57,7 +57,7 @@ class Elsewhere:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start the process, unless it runs. Call it before others are forked that use it."""
+        """Start the process, unless it runs. Call this before processes are forked that use it."""
         if self._process is not None and self._process.poll() is not None:
             self.close()
         if self._process is None:

@@ -92,11 +92,12 @@ class _StepClock(ManualClock):
 
 
 class LostTimer(Exception):
-    """A timer fired that the state did not hold: it fired twice, or was cancelled."""
+    """A timer has fired that was not in the state: it had fired before, or was cancelled."""
 
 
 class Fold:
-    """One run of an application over an `Input`. ``recorded``: transactions end where they did."""
+    """One run of an application over an `Input`. If ``recorded``, transactions end where those of the shard
+    did."""
 
     def __init__(
         self,
@@ -247,7 +248,7 @@ class Fold:
         return left
 
     def _set_clock(self, step: Consumed) -> None:
-        """Set the time of a step. That of another member may be earlier."""
+        """Set the time of a step. It may go back, since another member's clock may be behind."""
         clock, timers = self._clock, self._timers
         clock.show(step)
         if timers is not None and step.promoted_s != clock.promoted_s:

@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 _NODE: Final[contextvars.ContextVar[SimNode | None]] = contextvars.ContextVar("node", default=None)
 _STEPS_PER_INSTANT_MAX: Final = 200_000
-"""Callbacks without time going on: more of them are a loop that never waits."""
+"""Greatest number of callbacks at one instant: with more of them, the code loops without a wait."""
 _TASKS_KEPT: Final = 512
 _CHAINED: Final = "_chain_future.<locals>._set_state"
 """The function that `asyncio.wrap_future` calls in the loop."""
@@ -75,12 +75,12 @@ class SimNode:
         """Whether callbacks are kept back: the node is held, or dead."""
         self.held_since: float | None = None
         self.ahead_at = 0.0
-        """Until when the node has blocked itself: what time it is for the callback that does so."""
+        """Time until which the node has blocked itself. The callback that blocks sees it as the present."""
         self._holds = 0
         self._backlog: list[Handle] = []
         self.tasks: list[asyncio.Task[Any]] = []
         self.tasks_kept = _TASKS_KEPT
-        """At how many tasks those that are done are forgotten."""
+        """Number of tasks at which the finished ones are forgotten."""
         self.context = copy_context()
         self.context.run(_NODE.set, self)
 
@@ -134,7 +134,7 @@ class SimNode:
         return [task for task in self.tasks if not task.done()]
 
 
-_Loop: Any = asyncio.AbstractEventLoop  # Its stubs demand what no part of a broker uses.
+_Loop: Any = asyncio.AbstractEventLoop  # Its stubs demand methods that brokers do not use.
 
 
 class VirtualLoop(_Loop):  # type: ignore[misc]

@@ -146,7 +146,8 @@ class SimMember(SimProcess):
         return worker is not None
 
     def passed(self, seconds: float) -> float:
-        """Wait at a failpoint, for ever in a process that was killed there. What the caller is to wait."""
+        """Wait at a failpoint, for ever in a process that was killed there. Return the seconds that the
+        caller must still wait itself."""
         if not self.node.alive:
             seconds = math.inf
         elif self.node.blocked:
@@ -155,14 +156,14 @@ class SimMember(SimProcess):
 
     @property
     def shards(self) -> dict[str, Shard]:
-        """The replicas that it holds, by id; none while it starts."""
+        """The replicas of shards that the process holds, by id; none while it starts."""
         service = self.service
         if self.ended or service is None or service._parts is None:
             return {}
         return dict(service._parts.resolver.local_shards)
 
     def forget(self) -> None:
-        """Take back what the process has left in this one."""
+        """Remove what the simulated process has registered in the real one."""
         if self.service is not None and self.service._up is not None:
             REGISTRY.unregister(self.service._up)
             self.service._up = None
@@ -185,7 +186,7 @@ class MemberCluster(Cluster):
         self.consumer_options: dict[str, Any] = {}
         self.traps: list[Trap] = []
         self.late: dict[str, tuple[float, float]] = {}
-        """Journals to which appends of members begin late: until when, and by how many seconds."""
+        """By journal: the time until which appends of members begin late, and by how many seconds."""
         memory = _MEMORY if os.access(_MEMORY, os.W_OK) else None
         self.scratch = Path(tempfile.mkdtemp(prefix="gazette-simulation-", dir=memory))
 

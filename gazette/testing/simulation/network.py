@@ -39,10 +39,10 @@ _FULL_CHANCE: Final = 0.1
 _PACKS_CHANCE: Final = 0.7
 """Share of messages of a stream, sent together, that arrive together, as in one packet."""
 _SYN_S: Final = 1.0
-"""After which TCP sends again what a connection begins with; then it doubles."""
+"""Seconds after which TCP repeats the first packet of a connection. They double with each repetition."""
 _CLIENT_SILENCE_S: Final = (10.0, 25.0)
 _SERVER_SILENCE_S: Final = (10.0, 20.0)
-"""After how long one end notices that the other is gone without a word: by its pings."""
+"""Least and most seconds until the pings of one end show that the other end is gone without a word."""
 
 
 @types.coroutine
@@ -90,12 +90,12 @@ class Network:
         ]
         self._held = {}
         self._not_before: dict[tuple[str, str], float] = {}
-        """When the last of the messages that a free link has caught up with arrives."""
+        """By link that was blocked and is free again: when the last of its waiting messages arrives."""
         self._connections: dict[SimConnection, None] = {}
         self.taken: dict[str, float] = {}
-        """By node: since when the message of a read that it took last was on its way, at least."""
+        """By node: a time at which the message of a read that it took last was already on its way."""
         self._read: dict[tuple[str, int], tuple[int, float]] = {}
-        """By node and offset: hash of the content that it took last, and that time."""
+        """By node and offset: hash of the content that the node took last there, and that time."""
         self.on_error: Callable[[str], None] = lambda message: None
         """Called with what a handler raised that it must not raise."""
         self.on_call: Callable[[str, str, str, str], None] | None = None
@@ -143,7 +143,7 @@ class Network:
         return (source, target) in self._blocked
 
     def held(self, node: SimNode) -> None:
-        """Note that a node was held: its peers may come to notice."""
+        """Note that a node was held. Its peers may notice that by their pings."""
         for connection in list(self._connections):
             if connection.client is node or connection.server.node is node:
                 connection.suspect()
@@ -351,7 +351,7 @@ class _Pipe:
 
 
 class SimConnection:
-    """A connection of one channel to one server, whose two ends may come to know different things."""
+    """A connection of one channel to one server. One end may know that it is cut while the other does not."""
 
     def __init__(self, network: Network, channel: SimChannel, server: SimServer) -> None:
         self.network = network
@@ -733,7 +733,7 @@ class SimCall:
         if self._status is not None:
             return
         if code is _Code.OK:
-            # Messages that were not read yet can be.
+            # The caller can still read messages that it has not read yet.
             self._trailers = (code, details)
             self.down.end()
             if self.down.empty or not self.streams[1]:
@@ -979,7 +979,7 @@ class SimContext:
         if task is None or task.done():
             return
         if self._network.rng.random() < 0.5:
-            task.cancel()  # Otherwise the handler may first take it for the end of the stream.
+            task.cancel()  # In the other case, the handler may first see the stream end.
         else:
             loop = self._network.loop
             delay = self._network.rng.random() * 0.001

@@ -157,9 +157,10 @@ class QueryClients:
                 _raise(token, sources_of_state(answer.rows))
 
     async def finish(self, heads: Mapping[str, int]) -> None:
-        """Ask each member for each shard, when they rest. An answer must reflect all that is in its sources.
+        """Ask each member for each shard, once all shards rest. An answer must reflect all messages of the
+        shard's sources.
 
-        Raise ``Unavailable`` if one does not answer.
+        Raise ``Unavailable`` if a member does not answer.
         """
         channels, clock = self._channels("asker-last")
         for spec in self._specs:

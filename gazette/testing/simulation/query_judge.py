@@ -57,7 +57,8 @@ class QueryJudge:
     ) -> None:
         """Create a judge. ``committed`` returns the messages of a journal that are committed below an offset.
 
-        ``states`` are those at the end. Without ``counts_messages``, no shard consumes some of the messages.
+        ``states`` are the states of shards at the end. ``counts_messages`` is False if shards may leave
+        messages out.
         """
         self._history = history
         self._specs = {spec.id: spec for spec in specs}
@@ -101,7 +102,7 @@ class QueryJudge:
     # Single answers.
 
     def _of_no_commit(self, answer: SeenRows) -> WrongRows:
-        """Compare with the state of the same checkpoint; without one, with the first state that differs."""
+        """Compare an answer with the last state of the same offsets, or else with the last state of all."""
         offsets = sources_of_state(answer.rows)
         places = self._all[answer.shard]
         alike = [place for place in places if sources_of_state(place.rows) == offsets]
@@ -122,7 +123,7 @@ class QueryJudge:
         )
 
     def _too_stale(self, answer: SeenRows, places: Sequence[_Place]) -> WrongRows | None:
-        """Require all commits that are older than the answer says it is."""
+        """Require that the answer has each commit that is older than the age that the answer gives itself."""
         allowed = answer.max_staleness_s or 0.0
         if answer.staleness_s > allowed + _ROUNDING_S:
             return WrongRows(
@@ -201,11 +202,11 @@ class QueryJudge:
         former: SeenRows,
         before: Sequence[_Place],
     ) -> WrongRows | None:
-        """Require that an answer is not of a state before one that a client has seen, and that is durable."""
+        """Require that an answer is not older than a durable state that the client has seen before."""
         for seen in before:
             last = seen.last
             if last is not None and not last.has_committed:
-                return None  # Its owner may have lost it. The client's offsets bring its messages back.
+                return None  # Its owner may have lost it. `_lacks` checks its messages.
             if not all(self._is_before(place, seen) for place in places):
                 return None
         return WrongRows(

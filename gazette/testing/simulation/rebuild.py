@@ -80,7 +80,7 @@ class Rebuild:
         self._root: Path = cluster.scratch / self._name
 
     async def perform(self) -> str:
-        """Rebuild the state. Return what came of it; empty if there was no state.
+        """Rebuild the state. Return its result as text; empty if there was no state.
 
         Errors of the user's code reach the caller.
         """
@@ -188,7 +188,7 @@ class Rebuild:
 
 
 async def rebuild(run: Any, shard_id: str, number: int) -> str:
-    """Rebuild a shard's state by the user's backfill. Return what came of it.
+    """Rebuild a shard's state by the user's backfill. Return the result as text.
 
     Note an error of the backfill as a finding of the run.
     """

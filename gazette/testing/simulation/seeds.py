@@ -31,10 +31,10 @@ from gazette.testing.simulation.user_code import UserSurroundings
 SLICE: Final = 12
 """Seeds that one process simulates: it ends with all that they leave."""
 _ENDED: Final = ("hang", "death")
-"""Causes of outcomes that no process could tell itself."""
+"""Causes of outcomes that a process cannot report itself: it hangs, or has died."""
 _FRAME: Final = re.compile(r'File "(.+)", line (\d+) in (.+)')
 _ATTEMPT_S: Final = 20.0
-"""Seconds of the processor after which a run was the last one that looks for a shorter story."""
+"""Seconds of the processor for one run. After a longer run, no other run looks for a shorter story."""
 
 
 class SeedResult(msgspec.Struct):
@@ -58,7 +58,7 @@ class SeedResult(msgspec.Struct):
 
     @property
     def key(self) -> str:
-        """What the finding has in common with those of other stories of the same mistake."""
+        """A text that is the same for findings of the same mistake in other stories."""
         return f"{self.cause} {re.sub('[0-9]+', '', self.what)[:24]}"
 
 
@@ -77,7 +77,7 @@ class FailedSeed(msgspec.Struct):
     replay: str = ""
     """The command that runs the seed again."""
     after: str = ""
-    """The seeds without which it does not fail."""
+    """The earlier seeds of the process, if the seed fails only after them."""
 
     @property
     def text(self) -> str:
@@ -194,7 +194,7 @@ def shortest(
                 faults = rest
         size = max(1, len(sends) // 2)
         while size and left > 0:
-            # Of messages of the user's load, only the last ones: the others may need those before them.
+            # Leave out only the last messages of a user's load: a message may need those before it.
             begin = 0 if setup.load is None else max(0, len(sends) - size)
             while begin < len(sends) and left > 0:
                 rest = sends[:begin] + sends[begin + size :]
@@ -219,7 +219,7 @@ def run_seeds(
     waiting = iter(seeds)
     first = True
     while True:
-        # One seed alone comes first: its outcome is there soon.
+        # The first process has one seed only, so that the first outcome comes soon.
         some = list(islice(waiting, 1 if first else SLICE))
         first = False
         if not some:
@@ -232,7 +232,7 @@ def run_seeds(
 def in_child(
     setup: Setup, seeds: Sequence[int], call: Callable[[int], SeedResult]
 ) -> Generator[SeedResult, None, None]:
-    """Yield what a call returns for each seed in a forked process. A seed fails that it does not survive.
+    """Yield what a call returns for each seed in a forked process. If the process dies, the seed has failed.
 
     Raise ``Invalid`` if the call does.
     """

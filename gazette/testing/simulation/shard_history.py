@@ -40,7 +40,7 @@ class Consumed:
     watched_s: float = 0.0
     """Monotonic time of the last look for idle sources."""
     promoted_s: float = 0.0
-    """That of the promotion; zero without timers."""
+    """Monotonic time of the promotion; zero without timers."""
     journal: str = ""
     spans: tuple[tuple[int, int], ...] = ()
     """Begin and end of each message in its journal."""
@@ -104,7 +104,7 @@ class Rebuilt:
 
     shard_id: str
     former: Checkpoint
-    """That of the state which it replaces."""
+    """Checkpoint of the state that is replaced."""
     ends: Mapping[str, int]
     spans: Mapping[str, Sequence[tuple[int, int]]]
     """By source, the messages that are committed below the offset."""
@@ -117,7 +117,7 @@ class Rebuilt:
         return not restored.ack_intents and offsets == ends
 
     def applied(self, chain: Sequence[RecordedTransaction]) -> list[RecordedTransaction]:
-        """Return the transactions as if they had consumed these messages only, and the rest in the end."""
+        """Return the transactions with the messages of `spans` only. The last one has all that are left."""
         left = {(journal, span) for journal, spans in self.spans.items() for span in spans}
         transactions = []
         for transaction in chain:
@@ -159,10 +159,10 @@ class ShardHistory:
         self._on_failure = on_failure
         self.promotions: list[Promotion] = []
         self._rebuilt: list[tuple[int, Rebuilt]] = []
-        """Each with the number of promotions before it."""
+        """Rebuilt states, each with the number of promotions before it."""
         self._by_callbacks: dict[int, Promotion] = {}
         self._looks: dict[int, list[tuple[int, float]]] = {}
-        """By timers of a shard, the looks of the running step."""
+        """By the id of a shard's timers: the times that the running step has seen (see `Consumed.looks`)."""
 
     def last(self, shard_id: str) -> Promotion | None:
         """Return the latest promotion of a shard."""
@@ -226,7 +226,7 @@ class ShardHistory:
                 for end, each in enumerate(transactions, 1)
                 if each.checkpoint is not None and _are_same(each.checkpoint, restored)
             ]
-            # The last one that is known to have committed; then those that may have.
+            # First the transactions that are known to have committed, the last one first; then the others.
             ends.sort(key=lambda end: (not transactions[end - 1].has_committed, -end))
             if _are_same(earlier.restored, restored):
                 ends.append(0)
@@ -243,7 +243,7 @@ class ShardHistory:
         return promotion
 
     def _step(self, callbacks: ShardCallbacks) -> Consumed:
-        """Return a step of now, without what is consumed."""
+        """Return a step with the present times, and without messages or a timer."""
         wall, promotion = self._clock(), self._of(callbacks)
         timers = promotion.timers
         if timers is None:
@@ -373,7 +373,7 @@ def _is(value: object, other: object) -> bool:
 
 
 def _are_same(checkpoint: Checkpoint, other: Checkpoint) -> bool:
-    """Compare what a transaction decides; other parts are not restored as they were written."""
+    """Compare the parts that transactions change. Restored checkpoints differ from written ones in others."""
     return (checkpoint.sources, checkpoint.ack_intents) == (other.sources, other.ack_intents)
 
 

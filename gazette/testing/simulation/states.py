@@ -31,7 +31,7 @@ _OWN: tuple[str, ...] = (
 CHECKPOINT: Final = "gazette_checkpoint"
 """Table of a state that queries saw: its only row has the checkpoint."""
 _NO_STEP: Final = frozenset(".[]()'")
-"""Characters of a key that would make another path of it."""
+"""Characters that a path gives a meaning: a key with one of them cannot stand in a path as it is."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,7 +94,7 @@ class TurnThread:
             self.resume()
 
     def wait(self, seconds: float) -> None:
-        """Wait in the thread for that long. Raise ``Unwound`` at the end of the simulation."""
+        """Wait in the thread for so many seconds. Raise ``Unwound`` at the end of the simulation."""
         if not self.unwinding:
             self.waits_s = seconds
             self._back.release()
@@ -119,7 +119,7 @@ class Threads:
         self.node = node
         self.rng = rng
         self.troubled: Callable[[], bool] = lambda: False
-        """Whether calls take longer than usual now, so that they must not be performed at once."""
+        """Return True while calls take longer than usual, so that they must not be performed at once."""
         self.locked = 0
         """Number of locks that calls hold. Then no call is performed at once: it could not wait for one."""
         self._waiting: dict[TurnThread, None] = {}
@@ -279,7 +279,7 @@ class SimFile:
         self._content = bytearray()
 
     def pwrite(self, content: bytes, position: int) -> None:
-        """Write it, or a part of it and raise."""
+        """Write ``content``. If the disk fails, write a part of it, and raise."""
         try:
             self._disk.work("write to a spool file")
         except Unavailable:
@@ -300,7 +300,7 @@ class SimFile:
 
     def pread_now(self, length: int, position: int) -> bytes | None:
         if self._disk.is_in_trouble or self._disk.threads.rng.random() < 0.3:
-            return None  # It is not in the page cache.
+            return None  # The bytes are not in the page cache.
         return bytes(self._content[position : position + length])
 
     def truncate(self, length: int) -> None:
@@ -317,9 +317,9 @@ class StoreTrouble:
 
     error_chance: float = 0.0
     refuses: bool = False
-    """Errors say that waiting does not help, as for credentials that have expired or a missing directory."""
+    """True if the store's errors are of a kind that waiting does not end, such as expired credentials."""
     lost_answer_chance: float = 0.0
-    """Of a put that is done, and answered as failed."""
+    """Chance of a put that is performed, and answered as failed."""
     delay_s: float = 0.0
     hangs_until: float | None = None
     unmounted: bool = False
@@ -343,7 +343,7 @@ class Bucket:
         return self.trouble == StoreTrouble()
 
     def heal(self) -> None:
-        """End what is wrong. What was put elsewhere is copied to where it belongs, as an operator does."""
+        """End all trouble. Copy objects that were put below the mount point, as an operator does."""
         self.trouble = StoreTrouble()
         elsewhere, self.elsewhere = self.elsewhere, {}
         for path, stored in elsewhere.items():

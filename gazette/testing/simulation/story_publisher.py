@@ -1,4 +1,4 @@
-"""Publishes the messages of a story: alone, in transactions, twice, or in such that never commit."""
+"""Publishes the messages of a story: alone, twice, in transactions, or in transactions that never commit."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ class TimeTraveller:
         *,
         clocks_agree: bool,
     ) -> None:
-        """Create a traveller. Without ``clocks_agree``, times of a log may go back: it leaves them out."""
+        """Create a traveller. Without ``clocks_agree``, times of a log may go back, and no time is tried."""
         self._logs = logs
         self._clocks_agree = clocks_agree
         self._directory = directory
@@ -96,7 +96,7 @@ class TimeTraveller:
         hints = [*hints, FSMHints(log=spec.recovery_log)]
         chosen = self._rng.choice(chains[0])
         if rebuilt is not None and not any(chosen is each for each in rebuilt):
-            return None  # Its offsets may be those of the state that was built.
+            return None  # The backfill's state may have the same offsets.
         before = 0 if rebuilt is not None else self._rng.choice((0, 0, 1))
         for moment in self._moments(chosen, before):
             allowed = [rows for chain in chains for rows in _states_at(chain, moment)]

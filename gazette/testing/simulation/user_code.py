@@ -48,9 +48,9 @@ class UserSurroundings:
         self._pause: Callable[[float], object] = lambda seconds: None
         self._on_finding: Callable[[str, str, str], object] = lambda what, place, hint: None
         self.shift_s = 0.0
-        """Deviation between the time that the user's code sees and that of the simulation."""
+        """Seconds to add to the simulation's time: the user's code sees the sum."""
         self.fail_after = 0
-        """The number of the call that fails next; 0: none."""
+        """Number of calls until one fails; 1 is the next call, 0: no call fails."""
         self.on_failed_call: Callable[[], object] = lambda: None
         self.is_folding = False
         self.refused: Invalid | None = None
@@ -95,7 +95,7 @@ class UserSurroundings:
                 os.urandom = random._urandom = before[2]  # type: ignore[attr-defined]
 
     def _call(self, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """Let a call of a store or publisher fail, if it is due and the user's code makes it."""
+        """Make a call of a store or publisher. Fail if a failure is due, and the user's code has called."""
         if self.fail_after and TurnThread.current() is not None:
             caller = sys._getframe(2).f_code.co_filename
             if _is_user_file(caller):
@@ -113,7 +113,7 @@ class UserSurroundings:
         start(thread)
 
     def _refuse_database(self, _call: Callable[..., None], *_args: Any, **_kwargs: Any) -> None:
-        """Refuse a store in a database, before a transaction changes what others read there."""
+        """Refuse a store in a database, before a transaction changes rows that other programs read."""
         self.refused = Invalid(
             "an application with a SQLStore is not simulated",
             path="new_store",
@@ -237,7 +237,7 @@ def _real_type(declared: Any) -> Any:
 
 
 def _resolve_annotations(module: types.ModuleType) -> None:
-    """Let annotations of classes be types instead of text, which would be read with simulated classes."""
+    """Replace annotations that are texts by types. Read later, such a text would name simulated classes."""
     for cls in list(vars(module).values()):
         if isinstance(cls, type) and cls.__module__ == module.__name__:
             with contextlib.suppress(Exception):  # Some names are for type checkers only.
@@ -255,7 +255,7 @@ def _copy_of(module: types.ModuleType, changes: dict[str, Any]) -> types.ModuleT
 
 @contextlib.contextmanager
 def _replaced_names(substitutes: dict[int, Any]) -> Iterator[None]:
-    """Let names in the user's modules mean the substitutes within the block."""
+    """Replace objects by their substitutes, under all names in the user's modules, within the block."""
     replaced: list[tuple[dict[str, Any], str, Any]] = []
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)

@@ -40,7 +40,7 @@ class Workers:
         return new
 
     def close(self) -> None:
-        """End every thread, wherever it waits. What it does on its way out is unheard."""
+        """End every thread, wherever it waits. Ignore errors that a thread raises as it ends."""
         for worker in self._all:
             worker.end()
         self._all.clear()
@@ -59,12 +59,12 @@ class SimWorker:
         self._over = False
         self._turn_due = False
         self._thread: TurnThread | None = None
-        """None until the first turn, and once the worker has ended."""
+        """The thread; None until the first turn, and once the worker has ended."""
         self.stall_chance = 0.0
         """How often a turn comes late by up to ``stall_s``, as on a machine that is busy."""
         self.stall_s = 0.0
 
-    # As the code of shards sees it.
+    # The methods that the code of shards calls.
 
     def submit(self, fn: Callable[[], T]) -> OpFuture[T]:
         if self._closed:
@@ -102,7 +102,7 @@ class SimWorker:
     # Turns.
 
     def pause_until(self, ready: Callable[[], bool], timeout_s: float | None) -> None:
-        """Give turns back until ``ready``, after a `wake`, or for ``timeout_s`` seconds."""
+        """Give turns back to the loop until ``ready()`` after a `wake`, or until ``timeout_s`` has passed."""
         if not self.is_current:
             raise Bug("only the thread of a worker waits for it", worker=self.name)
         loop = self._loop

@@ -47,7 +47,7 @@ class _Listed:
     known: frozenset[JournalName]
     """Journals that the query had read at the time of the listing."""
     lives: Mapping[JournalName, JournalLife]
-    """Lives of the journals that the query had read then."""
+    """Lives of these journals, as of that time."""
 
 
 class StreamJournals:
