@@ -23,6 +23,8 @@ HINTS: Final = {
     " Publish a message, and let another program call.",
     "publish": "Only `publisher.publish_uncommitted` is a part of the transaction. Another publisher"
     " publishes again when messages are consumed again.",
+    "connection": "Only `store.execute` and `store.transaction()` are a part of the transaction. Another"
+    " connection of the database commits for itself, and again when messages are consumed again.",
     "set": "The order of a set, and `hash()`, differ from process to process. Sort, or use a dict.",
     "retry": "Effects before a failed attempt, or before `DeferToNextTransaction`, stay. Let the error end"
     " the transaction, or raise before any effect.",
@@ -64,7 +66,7 @@ _ORDER: Final = {
     "batches": ("float", "retry", "self", "global", "cache"),
     "extra output": ("publish", "self", "global", "cache"),
     "restart": ("self", "global", "cache"),
-    "memory": ("self", "global", "publish", "retry", "swallow", "cache", "file"),
+    "memory": ("self", "global", "publish", "connection", "retry", "swallow", "cache", "file"),
     "query": ("query", "cache"),
     "failed call": ("swallow", "retry", "self", "global", "publish", "cache"),
 }
@@ -104,6 +106,7 @@ _OF_FILES: Final = frozenset(
     {"open", "getenv", "read_text", "read_bytes", "write_text", "write_bytes"}
 )
 _CACHES: Final = frozenset({"cache", "lru_cache", "cached_property"})
+_CONNECTS: Final = frozenset({"begin", "connect", "raw_connection"})
 _PUBLISHES: Final = frozenset({"standalone_publisher", "publish_committed", "publish_from_loop"})
 
 
@@ -258,6 +261,8 @@ def _called(
         yield "file", node.lineno
     if name == "pop" and not node.args and (_is_set(owner) or _is_name_of(owner, sets)):
         yield "set", node.lineno
+    if name in _CONNECTS and "engine" in text:
+        yield "connection", node.lineno
     if name in _PUBLISHES:
         yield "publish", node.lineno
     if name == "join" and node.args and (_is_set(node.args[0]) or _is_name_of(node.args[0], sets)):

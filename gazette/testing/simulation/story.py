@@ -6,7 +6,7 @@ A story is drawn as a whole before the run. So a run may leave out some of its m
 from __future__ import annotations
 
 import random
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
@@ -29,6 +29,7 @@ POINTS: Final = (
     "promotion.opened",
 )
 """Failpoints at which members are killed or held."""
+_SQL_POINTS: Final = (*POINTS, "sql.committing", "sql.committing", "sql.committed", "sql.committed")
 _MESSAGES: Final = (12, 20, 30, 40)
 _DRAWS_MAX: Final = 100
 """Greatest number of draws of messages until one of them reaches a shard."""
@@ -190,7 +191,8 @@ class Story:
         kept = [id for id in story.shards if id in reached]
         story.shards = kept or [kinds.choice(reached)]
         for _ in range(rng.choice(_FAULTS)):
-            story.faults.append(_fault(rng, story, span_s))
+            points = POINTS if setup.database is None else _SQL_POINTS
+            story.faults.append(_fault(rng, story, span_s, points))
         story.faults.sort(key=lambda fault: fault.at)
         return story
 
@@ -252,7 +254,7 @@ def _rebuilds(rng: random.Random, host: str, span_s: float) -> list[PlannedFault
     ]
 
 
-def _fault(rng: random.Random, story: Story, span_s: float) -> PlannedFault:
+def _fault(rng: random.Random, story: Story, span_s: float, points: Sequence[str]) -> PlannedFault:
     forms = [FaultForm.KILL, FaultForm.KILL_AT, FaultForm.KILL_AT, FaultForm.FAIL, FaultForm.LATE]
     forms += [FaultForm.SLOW, FaultForm.CLOCK, FaultForm.RESTART]
     if len(story.members) > 1:
@@ -270,6 +272,6 @@ def _fault(rng: random.Random, story: Story, span_s: float) -> PlannedFault:
         rng.uniform(1.0, span_s),
         rng.choice(story.members),
         seconds,
-        rng.choice(POINTS),
+        rng.choice(points),
         min(rng.choice((1, 1, 2, 3, 5)), 2 if form is FaultForm.FAIL else 5),
     )

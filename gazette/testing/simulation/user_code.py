@@ -53,6 +53,8 @@ class UserSurroundings:
         """The number of the call that fails next; 0: none."""
         self.on_failed_call: Callable[[], object] = lambda: None
         self.is_folding = False
+        self.database: Any = None
+        """The `SimDatabase` of stores in SQL; None: there is none."""
         self.refused: Invalid | None = None
         """Why the application cannot be simulated."""
 
@@ -83,7 +85,8 @@ class UserSurroundings:
             for owner, name in _failing_calls():
                 stack.enter_context(wrapped(owner, name, self._call))
             if (sql := sys.modules.get("gazette.stores.sql.store")) is not None:
-                stack.enter_context(wrapped(sql.SQLStore, "__init__", self._refuse_database))
+                stack.enter_context(wrapped(sql.SQLStore, "__init__", self._open_database))
+                stack.enter_context(wrapped(sql.SQLStore, "_await_commit", self._await_commit))
             stack.enter_context(wrapped(threading.Thread, "start", self._start_thread))
             stack.enter_context(wrapped(ValueEncoding, "__init__", _with_real_type))
             stack.enter_context(_replaced_names(_substitutes(self)))
@@ -112,17 +115,35 @@ class UserSurroundings:
             raise RuntimeError("a simulation has no threads of the application")
         start(thread)
 
-    def _refuse_database(self, _call: Callable[..., None], *_args: Any, **_kwargs: Any) -> None:
-        """Refuse a store in a database, before a transaction changes what others read there."""
-        self.refused = Invalid(
-            "an application with a SQLStore is not simulated",
-            path="new_store",
-            hint="Test it with gazette_driver. Or let a class of the test return a SQLiteStore.",
-        )
-        raise self.refused
+    def _open_database(
+        self, call: Callable[..., None], store: Any, *args: Any, **options: Any
+    ) -> None:
+        """Refuse a store in a database if none is given, before a transaction changes what others read."""
+        try:
+            if self.database is None:
+                raise Invalid(
+                    "an application with a SQLStore needs a database",
+                    path="new_store",
+                    hint="Give the URL of an empty one: --database postgresql+psycopg://user@host/name."
+                    " Each run has a copy of it.",
+                )
+            call(store, *args, **options)
+            self.database.adopt(store)
+        except Invalid as error:
+            self.refused = error
+            raise
+
+    def _await_commit(self, call: Callable[[Any], None], store: Any) -> None:
+        """Wait for the previous commit in virtual time."""
+        commit = store._commit
+        if self.database is not None and commit is not None and not store._overlap:
+            self.database.wait(commit.future)
+        call(store)
 
     def refuse_network(self) -> None:
         """Refuse what a callback must not do: to call other systems."""
+        if self.database is not None and self.database.is_connecting:
+            return
         if place := self._place_of_callback():
             self._on_finding("a callback uses the network or another process", place, "network")
             raise ConnectionRefusedError("a simulation has no network")
@@ -148,6 +169,8 @@ def _failing_calls() -> list[tuple[type, str]]:
     rocksdb = sys.modules.get("gazette.stores.rocksdb.store")
     if rocksdb is not None:
         calls += [(rocksdb.RocksDBStore, "put"), (rocksdb.RocksDBStore, "get")]
+    if (sql := sys.modules.get("gazette.stores.sql.store")) is not None:
+        calls.append((sql.SQLStore, "execute"))
     return calls
 
 
