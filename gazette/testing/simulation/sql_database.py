@@ -24,8 +24,9 @@ from gazette.testing.simulation.loop import SimNode, current_node
 from gazette.testing.simulation.states import Rows, rows_of
 from gazette.testing.simulation.storage import SIMULATED
 
-_LOCK_TIMEOUT: Final = "SET lock_timeout = '10ms'"
-"""Nothing else runs while a statement waits in the server, so that a longer wait changes nothing."""
+_SETTINGS: Final = "SET lock_timeout = '10ms'; SET synchronous_commit = off"
+"""Nothing else runs while a statement waits in the server, so that a longer wait changes nothing. No server
+crashes, so that no commit waits for its disk."""
 _LOCKED: Final = "55P03"
 _WAIT_S: Final = (0.05, 1.0)
 """First and longest time between two attempts of a statement that waits for a lock."""
@@ -41,7 +42,7 @@ _ENDS: Final = "pg_terminate_backend(pid)"
 _IDLE: Final = "state_change < clock_timestamp() - interval '1 second'"
 """Parts of the statement by which a store ends sessions of former owners that stand still."""
 _IDLE_S: Final = 1.0
-_TABLES: Final = """SELECT c.oid, n.nspname, c.relname FROM pg_class c
+TABLES: Final = """SELECT c.oid, n.nspname, c.relname FROM pg_class c
     JOIN pg_namespace n ON n.oid = c.relnamespace
     WHERE c.relkind IN ('r', 'p') AND NOT c.relispartition AND n.nspname !~ '^(pg_|information_schema)'
     ORDER BY 2, 3"""
@@ -126,7 +127,7 @@ class SimDatabase:
         finally:
             self.is_connecting = False
         cursor = connection.cursor()
-        cursor.execute(_LOCK_TIMEOUT)
+        cursor.execute(_SETTINGS)
         cursor.execute("SELECT pg_backend_pid()")
         (pid,) = cursor.fetchone()
         cursor.close()
@@ -248,7 +249,7 @@ class SimDatabase:
         if self._reader is None:
             self._reader = self._server.connect(self.name)
         tables: Rows = {}
-        for oid, schema, name in self._read(_TABLES):
+        for oid, schema, name in self._read(TABLES):
             shown = name if schema == "public" else f"{schema}.{name}"
             if name in self._server.checkpoints or {name, shown} & {*ignore}:
                 continue
@@ -257,9 +258,9 @@ class SimDatabase:
                 for column, is_key in self._read(_COLUMNS.format(oid))
                 if not {f"{name}.{column}", f"{shown}.{column}"} & {*ignore}
             ]
-            names = ", ".join(_quoted(column) for column, _ in columns) or "1"
+            names = ", ".join(quoted(column) for column, _ in columns) or "1"
             where = f" WHERE domain <> {_EVENT_TIME}" if name in self._server.timers else ""
-            content = self._read(f"SELECT {names} FROM {_quoted(schema)}.{_quoted(name)}{where}")
+            content = self._read(f"SELECT {names} FROM {quoted(schema)}.{quoted(name)}{where}")
             tables[shown] = rows_of(columns, content)
         return tables
 
@@ -272,7 +273,8 @@ class SimDatabase:
         ]
 
 
-def _quoted(name: str) -> str:
+def quoted(name: str) -> str:
+    """Return a name as SQL has it."""
     return '"' + name.replace('"', '""') + '"'
 
 

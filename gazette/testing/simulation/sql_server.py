@@ -18,7 +18,7 @@ from sqlalchemy.pool import Pool
 
 from gazette.errors import Invalid
 from gazette.testing.simulation.shard_history import wrapped
-from gazette.testing.simulation.sql_database import SimDatabase, sqlstate
+from gazette.testing.simulation.sql_database import TABLES, SimDatabase, quoted, sqlstate
 
 PATH: Final = "--database"
 _ENV: Final = "GAZETTE_SIMULATION_DATABASE"
@@ -33,6 +33,28 @@ _USED: Final = """SELECT c.oid::regclass::text FROM pg_class c WHERE c.relkind I
     SELECT count(*) FROM pg_attribute a WHERE a.attrelid = c.oid
     AND a.attname IN ('shard_fqn', 'fence', 'checkpoint'))"""
 """Tables of checkpoints, whatever their names are."""
+
+
+_SEQUENCES: Final = """SELECT count(*) FROM pg_class s WHERE s.relkind = 'S' AND NOT EXISTS (
+    SELECT FROM pg_depend d WHERE d.objid = s.oid AND d.deptype IN ('a', 'i'))"""
+"""The number of sequences that belong to no column."""
+_DEFINITION: Final = """SELECT string_agg(concat_ws(' ', c.relkind, c.relnamespace::regnamespace, c.relname,
+    a.attname, a.atttypid::regtype), ',' ORDER BY c.relnamespace::regnamespace::text, c.relname, a.attnum)
+    FROM pg_class c LEFT JOIN pg_attribute a ON a.attrelid = c.oid AND NOT a.attisdropped AND a.attnum > 0
+    WHERE c.relnamespace::regnamespace::text !~ '^(pg_|information_schema)'"""
+_END_OTHERS: Final = """SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity
+    WHERE datname = current_database() AND pid <> pg_backend_pid()"""
+
+
+def _definition(cursor: Any) -> str:
+    cursor.execute(_DEFINITION)
+    return str(cursor.fetchone()[0])
+
+
+def _names(cursor: Any) -> list[str]:
+    """Return the quoted names of all tables."""
+    cursor.execute(TABLES)
+    return [f"{quoted(schema)}.{quoted(name)}" for _, schema, name in cursor.fetchall()]
 
 
 class SQLServer:
@@ -63,7 +85,8 @@ class SQLServer:
         """The session of this process that creates and drops copies."""
         self._present: SimDatabase | None = None
         """The database of all engines. None: no engine can connect."""
-        self._count = 0
+        self._definition: str | None = None
+        """Text of all tables and columns. None: copies have more to restore than empty tables."""
         self.checkpoints: set[str] = set()
         """Names of the tables of checkpoints: they are no part of a state."""
         self.timers: set[str] = set()
@@ -103,6 +126,14 @@ class SQLServer:
         """End all sessions, so that the prepared copy can be copied, and this process forked."""
         self._end()
         self._present = None
+        with contextlib.closing(self.connect(self._prepared)) as session:
+            cursor = session.cursor()
+            cursor.execute(_SEQUENCES)
+            has_more = bool(cursor.fetchone()[0])
+            for table in _names(cursor):
+                cursor.execute(f"SELECT count(*) FROM (SELECT 1 FROM {table} LIMIT 1) AS rows")
+                has_more = has_more or bool(cursor.fetchone()[0])
+            self._definition = None if has_more else _definition(cursor)
         if not self._inherited:
             self._command(f"CREATE DATABASE {self.prefix}_elsewhere TEMPLATE {self._prepared}")
             self._end()
@@ -116,17 +147,35 @@ class SQLServer:
 
     @contextlib.contextmanager
     def fresh(self) -> Iterator[SimDatabase]:
-        """Make a copy the database of all engines within the block."""
-        self._count += 1
-        name = f"{self.prefix}_{os.getpid()}_{self._count}"
-        self._command(f"CREATE DATABASE {name} TEMPLATE {self._prepared}")
-        before, self._present = self._present, SimDatabase(self, name)
+        """Make a copy the database of all engines within the block. One at a time."""
+        name = f"{self._prepared}_copy"
+        if not self._emptied(name):
+            self._command(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+            self._command(f"CREATE DATABASE {name} TEMPLATE {self._prepared}")
+        self._present = SimDatabase(self, name)
         try:
             yield self._present
         finally:
             self._present.close()
-            self._present = before
-            self._command(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+            self._present = None
+
+    def _emptied(self, name: str) -> bool:
+        """Empty the former copy, which is faster than to make another one. Return False if that cannot be."""
+        if self._definition is None:
+            return False
+        try:
+            session = self.connect(name)
+        except self._dialect.loaded_dbapi.Error:
+            return False  # There is none yet.
+        with contextlib.closing(session):
+            cursor = session.cursor()
+            cursor.execute(_END_OTHERS)
+            if _definition(cursor) != self._definition:
+                return False
+            if tables := _names(cursor):
+                cursor.execute("SET synchronous_commit = off")
+                cursor.execute(f"TRUNCATE {', '.join(tables)} RESTART IDENTITY CASCADE")
+        return True
 
     def connect(self, name: str) -> Any:
         """Open a session of the simulation itself, in which each statement commits."""
@@ -174,9 +223,8 @@ class SQLServer:
                     path=PATH,
                     hint="Name a database for simulations. It is copied for each run.",
                 )
-            quoted = '"' + given.replace('"', '""') + '"'
             try:
-                cursor.execute(f"CREATE DATABASE {self._prepared} TEMPLATE {quoted}")
+                cursor.execute(f"CREATE DATABASE {self._prepared} TEMPLATE {quoted(given)}")
             except Exception as error:
                 raise Invalid(
                     f"the database {given} cannot be copied: {error}".rstrip(),

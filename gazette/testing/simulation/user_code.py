@@ -87,6 +87,9 @@ class UserSurroundings:
             if (sql := sys.modules.get("gazette.stores.sql.store")) is not None:
                 stack.enter_context(wrapped(sql.SQLStore, "__init__", self._open_database))
                 stack.enter_context(wrapped(sql.SQLStore, "_await_commit", self._await_commit))
+                if self.database is None:
+                    engine = sys.modules["sqlalchemy"].Engine
+                    stack.enter_context(wrapped(engine, "raw_connection", self._refuse_engine))
             stack.enter_context(wrapped(threading.Thread, "start", self._start_thread))
             stack.enter_context(wrapped(ValueEncoding, "__init__", _with_real_type))
             stack.enter_context(_replaced_names(_substitutes(self)))
@@ -119,19 +122,29 @@ class UserSurroundings:
         self, call: Callable[..., None], store: Any, *args: Any, **options: Any
     ) -> None:
         """Refuse a store in a database if none is given, before a transaction changes what others read."""
+        if self.database is None:
+            raise self._needs_database()
+        call(store, *args, **options)
         try:
-            if self.database is None:
-                raise Invalid(
-                    "an application with a SQLStore needs a database",
-                    path="new_store",
-                    hint="Give the URL of an empty one: --database postgresql+psycopg://user@host/name."
-                    " Each run has a copy of it.",
-                )
-            call(store, *args, **options)
             self.database.adopt(store)
         except Invalid as error:
             self.refused = error
             raise
+
+    def _refuse_engine(self, call: Callable[[Any], Any], engine: Any) -> Any:
+        """Refuse a connection to a server, which may be in production."""
+        if engine.dialect.name != "sqlite":
+            raise self._needs_database()
+        return call(engine)
+
+    def _needs_database(self) -> Invalid:
+        self.refused = Invalid(
+            "an application with a SQLStore needs a database",
+            path="new_store",
+            hint="Give the URL of an empty one: --database postgresql+psycopg://user@host/name."
+            " Each run has a copy of it.",
+        )
+        return self.refused
 
     def _await_commit(self, call: Callable[[Any], None], store: Any) -> None:
         """Wait for the previous commit in virtual time."""
