@@ -45,6 +45,8 @@ class FaultForm(StrEnum):
     KILL = "kill"
     KILL_AT = "kill at a failpoint"
     HOLD = "hold beyond the lease"
+    HOLD_AT = "hold at a failpoint"
+    """With a SQLStore: a member stands still with its locks."""
     PARTITION = "cut off from etcd"
     HAND_OFF = "hand a shard over"
     RESTART = "restart in good order"
@@ -93,6 +95,8 @@ class PlannedFault:
                 what = f"{self.seconds:.0f} s pass"
                 if self.number == TO_TIMER:
                     what = f"time passes until the next timer, or {what}"
+            case FaultForm.HOLD_AT:
+                what = f"a member stands still at {self.point} for {self.seconds:.0f} s"
             case FaultForm.FAIL:
                 what = "a call of the store or of the publisher fails"
             case FaultForm.REBUILD:
@@ -259,9 +263,12 @@ def _fault(rng: random.Random, story: Story, span_s: float, points: Sequence[str
     forms += [FaultForm.SLOW, FaultForm.CLOCK, FaultForm.RESTART]
     if len(story.members) > 1:
         forms += [FaultForm.HOLD, FaultForm.PARTITION, FaultForm.HAND_OFF, FaultForm.HAND_OFF]
+        if points is not POINTS:
+            forms += [FaultForm.HOLD_AT, FaultForm.HOLD_AT]
     form = rng.choice(forms)
     seconds = {
         FaultForm.HOLD: rng.uniform(8.0, 20.0),
+        FaultForm.HOLD_AT: rng.uniform(8.0, 20.0),
         FaultForm.PARTITION: rng.uniform(8.0, 20.0),
         FaultForm.LATE: rng.choice((0.2, 2.0, 6.0)),
         FaultForm.SLOW: rng.uniform(2.0, 10.0),
