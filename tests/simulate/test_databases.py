@@ -127,18 +127,14 @@ def test_a_database_in_use_is_refused(given: Given) -> None:
     engine = sa.create_engine(given.url)
     create_checkpoint_table(engine, "own_checkpoints")
     with engine.begin() as connection:
-        connection.exec_driver_sql("INSERT INTO own_checkpoints VALUES ('shard', 1, '')")
-        # This session reads the database, too.
-        assert "it is in use" in refused("--database", given.url)
-        assert given.copies == []
-    with engine.connect() as connection:
-        connection.exec_driver_sql("SELECT 1")
-        connection.rollback()
+        connection.execute(sa.text("INSERT INTO own_checkpoints VALUES ('shard', 1, '')"))
+    assert "it is in use" in refused("--database", given.url)
     with engine.begin() as connection:
-        connection.exec_driver_sql("DELETE FROM own_checkpoints")
+        connection.execute(sa.text("DELETE FROM own_checkpoints"))
     with engine.connect():
         assert "End the other sessions of this database" in refused("--database", given.url)
     engine.dispose()
+    assert given.copies == []
 
 
 def test_without_a_database_of_postgresql_a_store_is_refused() -> None:

@@ -62,9 +62,13 @@ class Query:
     def __call__(self, sql: str, bindings: Any = ()) -> list[tuple[Any, ...]]:
         """Return the rows of all shards, whose stores are databases. A SQLStore has those of all shards."""
         stores = list(self.stores.values())
-        if all(hasattr(store, "engine") for store in stores):
+        if stores and all(map(_shares_rows, stores)):
             return [tuple(row) for row in stores[0].query(sql, bindings or None)]
         return [row for store in stores for row in store.query(sql, bindings)]
+
+
+def _shares_rows(store: Any) -> bool:
+    return any(base.__module__ == "gazette.stores.sql.store" for base in type(store).__mro__)
 
 
 def state_of(store: Store, ignore: Collection[str] = ()) -> Rows | None:
