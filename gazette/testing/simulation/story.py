@@ -268,12 +268,11 @@ def _fault(rng: random.Random, story: Story, span_s: float, points: Sequence[str
     form = rng.choice(forms)
     seconds = {
         FaultForm.HOLD: rng.uniform(8.0, 20.0),
-        FaultForm.HOLD_AT: rng.uniform(8.0, 20.0),
         FaultForm.PARTITION: rng.uniform(8.0, 20.0),
         FaultForm.LATE: rng.choice((0.2, 2.0, 6.0)),
         FaultForm.SLOW: rng.uniform(2.0, 10.0),
         FaultForm.CLOCK: rng.choice((-3600.0, -5.0, 5.0, 3600.0)),
-    }.get(form, rng.choice((0.1, 1.0, 4.0)))
+    }.get(FaultForm.HOLD if form is FaultForm.HOLD_AT else form, rng.choice((0.1, 1.0, 4.0)))
     return PlannedFault(
         form,
         rng.uniform(1.0, span_s),
