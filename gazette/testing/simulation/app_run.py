@@ -102,7 +102,6 @@ class AppRun:
         self.specs = self._shard_specs()
         self.rng = random.Random(f"run {story.seed}")
         self.is_over = False
-        self.database: Any = None
         self.faults = AppFaults(self)
         self._node = SimNode(cluster.loop, "op")
         self._clock = NodeClock(cluster.loop)
@@ -132,7 +131,7 @@ class AppRun:
 
     def use(self, database: Any) -> None:
         """Let a SQLStore have a database. None: it is refused."""
-        self.database = self.cluster.database = self.user.database = database
+        self.cluster.database = self.user.database = database
         if database is None:
             return
 
@@ -169,7 +168,7 @@ class AppRun:
         """Judge by what a shard has failed: by the application, or by a defect."""
         if isinstance(error, _HARMLESS) or isinstance(error.__cause__, _HARMLESS):
             return
-        if self.database is not None and self.database.is_harmless(error):
+        if self.cluster.database is not None and self.cluster.database.is_harmless(error):
             return
         if self.cluster.loop.now == float("inf") or shard.ended.is_set():
             return
@@ -282,8 +281,8 @@ class AppRun:
 
     def _state(self, store: Any) -> Rows | None:
         rows = state_of(store, self.setup.ignore)
-        if rows is None and self.database is not None:
-            return self.database.rows(self.setup.ignore)  # type: ignore[no-any-return]
+        if rows is None and self.cluster.database is not None:
+            return self.cluster.database.rows(self.setup.ignore)  # type: ignore[no-any-return]
         return rows
 
     def _check_invariant(self, stores: Mapping[str, Any]) -> None:

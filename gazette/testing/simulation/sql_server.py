@@ -61,7 +61,7 @@ class SQLServer:
     """The server. ``attached`` prepares the first copy, and drops all copies in the end."""
 
     def __init__(self, url: str) -> None:
-        """Remember the URL of an empty database. Raise ``Invalid`` if it is none of PostgreSQL."""
+        """Remember the URL of an empty database. Raise ``Invalid`` for another server than PostgreSQL."""
         try:
             self._url = sa.make_url(url)
             if self._url.get_backend_name() != "postgresql":
@@ -166,7 +166,7 @@ class SQLServer:
         try:
             session = self.connect(name)
         except self._dialect.loaded_dbapi.Error:
-            return False  # There is none yet.
+            return False  # It does not exist yet.
         with contextlib.closing(session):
             cursor = session.cursor()
             cursor.execute(_END_OTHERS)

@@ -54,7 +54,7 @@ class UserSurroundings:
         self.on_failed_call: Callable[[], object] = lambda: None
         self.is_folding = False
         self.database: Any = None
-        """The `SimDatabase` of stores in SQL; None: there is none."""
+        """The `SimDatabase` of stores in SQL; None: the run has no database."""
         self.refused: Invalid | None = None
         """Why the application cannot be simulated."""
 
