@@ -21,7 +21,7 @@ import msgspec
 
 from gazette.config.schema import Loaded, exit_with
 from gazette.errors import GazetteError, Invalid
-from gazette.run.simulated import SimulationFlags, schema, setup_of
+from gazette.run.simulated import SimulationFlags, opened_setup, schema
 from gazette.runtime.clock import SystemClock
 from gazette.runtime.numbers import is_digits
 from gazette.testing.simulation.app_run import TIMERS
@@ -46,8 +46,9 @@ def run(argv: Sequence[str]) -> int:
     try:
         loaded = schema().load(argv, {})
         reports = sys.stdout
-        with redirect_stdout(sys.stderr):  # What the user's code prints must not be among reports.
-            return _Run(setup_of(loaded), loaded, argv, reports).run()
+        # What the user's code prints must not be among reports.
+        with redirect_stdout(sys.stderr), opened_setup(loaded) as setup:
+            return _Run(setup, loaded, argv, reports).run()
     except KeyboardInterrupt:
         return _INTERRUPTED
     except Invalid as error:

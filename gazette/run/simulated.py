@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from gazette.config.schema import Loaded, Schema, setting
-from gazette.errors import Invalid
+from gazette.errors import Invalid, not_installed
 from gazette.run.target import RunTarget
 from gazette.runtime.user_code import place_of_error
 from gazette.testing.simulation.elsewhere import serve
@@ -57,6 +58,10 @@ class SimulationFlags:
         "whether results may depend on where transactions end",
         choices=("any", "recorded"),
     )
+    database: str = flag(
+        "",
+        "empty database of PostgreSQL, for a SQLStore: each run has a copy (a URL of SQLAlchemy)",
+    )
     timeout: float = flag(120.0, "seconds after which a seed has failed that does not end")
     attempts: int = flag(30, "most runs that look for a shorter story of a failure")
     junit: Path | None = flag(None, "file for a report in the form of JUnit")
@@ -73,6 +78,30 @@ def schema() -> Schema:
         description=_DESCRIPTION,
         examples=_EXAMPLES,
     )
+
+
+@contextlib.contextmanager
+def opened_setup(loaded: Loaded) -> Iterator[Setup]:
+    """Load the application that the arguments name, and keep copies of the database within the block.
+
+    Raise ``Invalid`` if the application cannot be simulated.
+    """
+    url = loaded.group(SimulationFlags).database
+    if not url:
+        yield setup_of(loaded)
+        return
+    try:
+        from gazette.testing.simulation.sql_server import SQLServer
+    except ImportError as error:
+        raise not_installed("--database", "sqlalchemy", "postgres") from error
+
+    server = SQLServer(url)
+    with server.attached():
+        setup = setup_of(loaded)
+        setup.database = server
+        setup.rehearse()
+        server.rest()
+        yield setup
 
 
 def setup_of(loaded: Loaded) -> Setup:
@@ -98,6 +127,12 @@ def setup_of(loaded: Loaded) -> Setup:
         backfill=_backfill(module, cls, flags.backfill),
         timeout_s=flags.timeout,
     )
+    if flags.backfill and flags.database:
+        raise Invalid(
+            "a state in a database is not rebuilt in a simulation",
+            path="--backfill",
+            hint="Leave the flag out. `gazctl shards backfill --verify` compares its states.",
+        )
     if flags.backfill and not setup.rebuilds:
         raise Invalid(
             "an application with on_timer or a PoisonPolicy is not rebuilt in a simulation",
@@ -183,7 +218,8 @@ def fold_elsewhere(argv: Sequence[str]) -> int:
         with open(os.devnull) as nothing:
             os.dup2(nothing.fileno(), 0)
         os.dup2(2, 1)
-        serve(setup_of(schema().load(argv, {})), requests, answers)
+        with opened_setup(schema().load(argv, {})) as setup:
+            serve(setup, requests, answers)
     return 0
 
 

@@ -48,6 +48,7 @@ def simulate(
     journals: Path | None = None,
     shards: Path | None = None,
     backfill: type[Any] | None = None,
+    database: str = "",
 ) -> SimulationResult:
     """Simulate an application, and raise `SimulationFailed` for the first seed that fails.
 
@@ -56,7 +57,8 @@ def simulate(
     states, and raises or returns False if they are wrong. ``ignore`` names tables, columns or paths that may
     differ. ``transactions="recorded"`` permits results that depend on where transactions end. ``journals``
     and ``shards`` are files of YAML, for an application that declares no sources. ``backfill`` is the
-    `Backfill` by which states are rebuilt, by default one in the module of the application.
+    `Backfill` by which states are rebuilt, by default one in the module of the application. ``database`` is
+    the URL of an empty database of PostgreSQL, for a SQLStore: each run has a copy.
 
     The class and the functions are imported by their names in another process. Raise ``Invalid`` for those
     that are no names of a module.
@@ -78,7 +80,13 @@ def simulate(
             _, home = _module_of(function, name.removeprefix("--"))
             text = function.__name__
             words += [name, text if home == module else f"{home}:{text}"]
-    for name, value in (("-k", faults), ("--journals", journals), ("--shards", shards)):
+    given = (
+        ("-k", faults),
+        ("--journals", journals),
+        ("--shards", shards),
+        ("--database", database),
+    )
+    for name, value in given:
         if value:
             words += [name, str(value)]
     for each in ignore:

@@ -409,7 +409,7 @@ def test_a_store_in_a_database_is_refused(tmp_path: Path) -> None:
     module = module.replace("stores.sqlite import SQLiteStore", "stores.sql import SQLStore")
     done = run(tmp_path, module, "--seeds", "1")
     assert done.returncode == 2, done.stdout + done.stderr
-    assert "an application with a SQLStore is not simulated" in done.stderr
+    assert "an application with a SQLStore needs a database" in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -44,22 +44,19 @@ class AppFaults:
         if fault.form not in (
             FaultForm.FAIL,
             FaultForm.KILL_AT,
+            FaultForm.HOLD_AT,
             FaultForm.REBUILD,
         ):  # They strike later.
             self._cover(fault.form, host)
         match fault.form:
             case FaultForm.KILL:
                 self._kill(host, seconds)
-            case FaultForm.KILL_AT:
+            case FaultForm.KILL_AT | FaultForm.HOLD_AT:
                 for name in self._run.story.members:
                     spring = self._spring(fault)
                     cluster.traps.append(Trap(name, fault.point, fault.number, spring))
             case FaultForm.HOLD:
-                process = cluster.members[host]
-                if not process.ended:
-                    self._excuse(host, seconds)
-                    process.node.hold(seconds)
-                    cluster.network.held(process.node)
+                self._hold(cluster.members[host], seconds)
             case FaultForm.PARTITION:
                 self._excuse(host, seconds)
                 for link in ((host, ETCD), (ETCD, host)):
@@ -119,13 +116,25 @@ class AppFaults:
                 worker.stall_chance, worker.stall_s = stalls
 
     def _spring(self, fault: PlannedFault) -> Callable[[Any], None]:
-        def kill(process: Any) -> None:
+        def strike(process: Any) -> None:
             self._cover(f"{fault.form} {fault.point}", process.host)
             traps = self._run.cluster.traps
-            traps[:] = [trap for trap in traps if trap.spring is not kill]  # Of the other members.
-            self._kill(process.host, fault.seconds)
+            traps[:] = [
+                trap for trap in traps if trap.spring is not strike
+            ]  # Of the other members.
+            if fault.form is FaultForm.HOLD_AT:
+                self.until = max(self.until, self._run.cluster.loop.now + fault.seconds)
+                self._hold(process, fault.seconds)
+            else:
+                self._kill(process.host, fault.seconds)
 
-        return kill
+        return strike
+
+    def _hold(self, process: Any, seconds: float) -> None:
+        if not process.ended:
+            self._excuse(process.host, seconds)
+            process.node.hold(seconds)
+            self._run.cluster.network.held(process.node)
 
     def _cover(self, fault: str, host: str) -> None:
         """Note which callback a fault has met: one that runs, or has just run."""

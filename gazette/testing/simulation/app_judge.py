@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from itertools import islice, product
 from pathlib import Path
@@ -136,20 +137,26 @@ class Judge:
         """Require that a restart of all members has changed nothing."""
         for shard_id, before in self._ended.states_before.items():
             after = self._ended.states[shard_id]
-            if self._ended.promotions[shard_id].transactions:
+            promotions = self._ended.promotions
+            writers = promotions if self._setup.database is not None else (shard_id,)
+            if any(promotions[writer].transactions for writer in writers):
                 continue  # Timers have fired since.
             if before is not None and after is not None:
                 deviation = deviation_of(after, before)
                 if deviation is not None:
                     return [
                         Finding(
-                            f"a restart changes the state of {shard_id}",
+                            f"a restart changes {self._name_of(shard_id)}",
                             details=f"{deviation.place}\n  after   {deviation.actual or '(nothing)'}\n"
                             f"  before  {deviation.expected or '(nothing)'}",
                             hint="restart",
                         )
                     ]
         return []
+
+    def _name_of(self, shard_id: str) -> str:
+        """Return the name of a shard's state: a database has that of all shards."""
+        return "the database" if self._setup.database is not None else f"the state of {shard_id}"
 
     def _travelled(self) -> list[Finding]:
         """Require that the logs have the states of former commits."""
@@ -197,12 +204,16 @@ class Judge:
         seed = self._run.story.seed
         if self._elsewhere is None or not is_elsewhere(seed):
             return []
-        results = {}
+        results: dict[str, FoldResult] = {}
         for shard_id, folded in self._inputs.items():
-            result = self._elsewhere.fold(folded, self._setup, seed)
+            result = self._elsewhere.fold(folded, self._setup, seed, is_first=not results)
             if isinstance(result, str):
                 return [Finding(f"in another process, {shard_id} fails: {result}", hint="set")]
             results[shard_id] = result
+        if self._setup.database is not None:
+            # Shards share their rows, and the last answer has those of all.
+            last = [*results.values()][-1].state
+            results = {shard_id: replace(each, state=last) for shard_id, each in results.items()}
         wrong = self._deviation(results)
         if wrong is None:
             return []
@@ -228,7 +239,22 @@ class Judge:
 
     def _results(self, *, recorded: bool, shift_s: float) -> dict[str, FoldResult] | str:
         """Fold each shard. Return the error of the application if it raises one."""
-        results = {}
+        server = self._setup.database
+        if server is None:
+            return self._fold_all(recorded=recorded, shift_s=shift_s)
+        with server.fresh() as database:
+            self._user.database = database
+            results = self._fold_all(recorded=recorded, shift_s=shift_s)
+            if isinstance(results, str):
+                return results
+            rows = database.rows(self._setup.ignore)
+        return {
+            shard_id: replace(each, state=rows) if each.state is None else each
+            for shard_id, each in results.items()
+        }
+
+    def _fold_all(self, *, recorded: bool, shift_s: float) -> dict[str, FoldResult] | str:
+        results: dict[str, FoldResult] = {}
         for shard_id, folded in self._inputs.items():
             self._folds += 1
             fold = Fold(
@@ -270,7 +296,7 @@ class Judge:
             if actual is not None and result.state is not None:
                 deviation = deviation_of(actual, result.state)
                 if deviation is not None:
-                    what = f"the state of {shard_id} is not that of a run without faults"
+                    what = f"{self._name_of(shard_id)} is not that of a run without faults"
                     return what, deviation
         expected: dict[str, Counter[str]] = {}
         for result in results.values():

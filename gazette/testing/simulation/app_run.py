@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -18,9 +18,6 @@ from gazette.client.journals import JournalChange, apply_journals
 from gazette.client.read.reader import ReadParams
 from gazette.client.read.retry_reader import RetryReader
 from gazette.cluster.etcd.client import Compare, Etcd, EtcdSettings, Op
-from gazette.config.schema import Schema
-from gazette.consumer.application import Application
-from gazette.consumer.member import ConsumerMember
 from gazette.consumer.shard.shard import Shard
 from gazette.consumer.transaction.shard_timers import ShardTimers
 from gazette.errors import Aborted, Closed, Fenced, GazetteError, NotYet, Unavailable
@@ -29,12 +26,12 @@ from gazette.protocol.text import duration
 from gazette.runtime.tasks import TaskScope
 from gazette.runtime.user_code import place_of_error
 from gazette.testing.simulation.app_faults import CALL_S, LEASE_S, AppFaults
+from gazette.testing.simulation.app_members import AppCluster
 from gazette.testing.simulation.cluster import ETCD_ADDRESS
 from gazette.testing.simulation.fold import OutputForm, noted_forms
 from gazette.testing.simulation.loop import NodeClock, SimNode, current_node
-from gazette.testing.simulation.members import MemberCluster, SimMember
 from gazette.testing.simulation.network import SimTransport
-from gazette.testing.simulation.queries import QueryClients, SeenRows, StatesRpc
+from gazette.testing.simulation.queries import QueryClients, SeenRows
 from gazette.testing.simulation.setup import Setup
 from gazette.testing.simulation.shard_history import Promotion, ShardHistory, wrapped
 from gazette.testing.simulation.states import Query, Rows, state_of
@@ -88,61 +85,6 @@ class Ended:
     coverage: set[str] = field(default_factory=set)
 
 
-class AppMember(SimMember):
-    """A member with the user's application."""
-
-    cluster: AppCluster
-
-    def application(self, rng: random.Random) -> Application[Any]:
-        del rng
-        return self.cluster.setup.new_application()
-
-    def serve_beside(self, service: ConsumerMember) -> None:
-        api = StatesRpc(service.service, self.cluster.setup.ignore)
-        service.service.grpc_server.add_generic_rpc_handlers((api.handler(),))
-
-    def config(self, application: Application[Any]) -> Mapping[str, Any]:
-        return Schema("simulation", application.config_groups).load([], {}).groups
-
-
-class AppCluster(MemberCluster):
-    """One broker, and members of the user's application."""
-
-    def __init__(self, setup: Setup, seed: int, *, trace: bool = False) -> None:
-        self.setup = setup
-        super().__init__(seed, trace=trace)
-        self.on_member_exited: Callable[[Any], None] = lambda process: None
-        self.timers_until = float("inf")
-        """Time from which on the time of timers stands still, so that they come to rest."""
-        self.clocks: list[NodeClock] = []
-        """Those of members and publishers."""
-        self._passed_s = 0.0
-
-    def _new_member(self, host: str, id: str, number: int) -> AppMember:
-        member = AppMember(self, host, id, number)
-        member.clock.offset_s = self._passed_s
-        self.clocks.append(member.clock)
-        return member
-
-    def pass_time(self, seconds: float) -> None:
-        """Have the wall clocks of all members and publishers go on."""
-        self._passed_s += seconds
-        for clock in self.clocks:
-            clock.offset_s += seconds
-
-    def on_member_exit(self, process: Any) -> None:
-        super().on_member_exit(process)
-        self.on_member_exited(process)
-
-    def timer_clock_us(self, call: Callable[[Any], int], timers: ShardTimers) -> int:
-        """Return the wall clock as timers see it."""
-        return call(timers) - round(max(0.0, self.loop.now - self.timers_until) * 1e6)
-
-    def idle_clock_s(self, call: Callable[[Any], float], timers: ShardTimers) -> float:
-        """Return the monotonic clock by which sources become idle."""
-        return call(timers) + self._passed_s
-
-
 class AppRun:
     """One run of a story. ``run`` returns when it is over."""
 
@@ -187,6 +129,22 @@ class AppRun:
                 )
         return chosen
 
+    def use(self, database: Any) -> None:
+        """Let a SQLStore have a database. None: it is refused."""
+        self.cluster.database = self.user.database = database
+        if database is None:
+            return
+
+        def of_process(name: str, otherwise: Any, *arguments: Any) -> Any:
+            node = current_node()
+            process = None if node is None else self.cluster.members.get(node.name)
+            return otherwise if process is None else getattr(process, name)(*arguments)
+
+        database.now = lambda: self.cluster.loop.now
+        database.pause = lambda seconds: of_process("pause_thread", False, seconds)
+        database.wait = lambda future: of_process("wait_for", None, future)
+        database.new_pool = lambda: of_process("new_commit_pool", None)
+
     # What the user's code is given in place of the system's clocks.
 
     def wall_clock(self) -> float:
@@ -209,6 +167,8 @@ class AppRun:
     def _on_failure(self, shard: Any, error: BaseException) -> None:
         """Judge the error by which a shard has failed: a mistake of the application, or a defect of ours."""
         if isinstance(error, _HARMLESS) or isinstance(error.__cause__, _HARMLESS):
+            return
+        if self.cluster.database is not None and self.cluster.database.is_harmless(error):
             return
         if self.cluster.loop.now == float("inf") or shard.ended.is_set():
             return
@@ -320,7 +280,10 @@ class AppRun:
                     logs.hints[spec.id] = [each for each in hints if each is not None]
 
     def _state(self, store: Any) -> Rows | None:
-        return state_of(store, self.setup.ignore)
+        rows = state_of(store, self.setup.ignore)
+        if rows is None and self.cluster.database is not None:
+            return self.cluster.database.rows(self.setup.ignore)  # type: ignore[no-any-return]
+        return rows
 
     def _check_invariant(self, stores: Mapping[str, Any]) -> None:
         invariant = self.setup.invariant

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import subprocess
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import IO, Final
+from typing import IO, Any, Final
 
 import msgspec
 
@@ -40,6 +42,8 @@ class _Request(msgspec.Struct):
     recorded: bool
     ignore: list[str]
     seed: int
+    is_first: bool
+    """True for the first shard of a fold: a database has no rows yet."""
 
 
 class _Answer(msgspec.Struct):
@@ -69,8 +73,13 @@ class Elsewhere:
                 start_new_session=True,  # Ctrl-C is for the parent, which ends this process.
             )
 
-    def fold(self, folded: Input, setup: Setup, seed: int) -> FoldResult | str:
-        """Fold there. Return the error if the application raises one."""
+    def fold(
+        self, folded: Input, setup: Setup, seed: int, *, is_first: bool = True
+    ) -> FoldResult | str:
+        """Fold there. Return the error if the application raises one.
+
+        ``is_first`` begins a fold of several shards. In a database, the result has the rows of all of them.
+        """
         process = self._process
         assert process is not None
         assert process.stdin is not None
@@ -82,6 +91,7 @@ class Elsewhere:
             setup.recorded,
             list(setup.ignore),
             seed,
+            is_first,
         )
         process.stdin.write(msgspec.json.encode(request) + b"\n")
         process.stdin.flush()
@@ -111,15 +121,22 @@ class Elsewhere:
 def serve(setup: Setup, requests: IO[bytes], answers: IO[bytes]) -> None:
     """Answer requests until their end."""
     logging.disable(logging.CRITICAL)
-    with tempfile.TemporaryDirectory(prefix="gazette-folds-") as name:
+    database: Any = None
+    with (
+        tempfile.TemporaryDirectory(prefix="gazette-folds-") as name,
+        contextlib.ExitStack() as databases,
+    ):
         for number, line in enumerate(requests):
             request = msgspec.json.decode(line, type=_Request)
-            answer = _answer(setup, request, Path(name) / str(number))
+            if request.is_first and setup.database is not None:
+                databases.close()
+                database = databases.enter_context(setup.database.fresh())
+            answer = _answer(setup, request, Path(name) / str(number), database)
             answers.write(msgspec.json.encode(answer) + b"\n")
             answers.flush()
 
 
-def _answer(setup: Setup, request: _Request, directory: Path) -> _Answer:
+def _answer(setup: Setup, request: _Request, directory: Path, database: Any) -> _Answer:
     shard = ShardSpec.from_pb(consumer_pb2.ShardSpec.FromString(request.shard))
     folded = Input(shard, setup.journals, request.content, request.transactions, setup.source_names)
     fold = Fold(
@@ -127,10 +144,12 @@ def _answer(setup: Setup, request: _Request, directory: Path) -> _Answer:
     )
     user = UserSurroundings(request.seed)
     user.bind(fold.now, lambda seconds: None, lambda what, place, hint: None)
-    user.is_folding = True
+    user.is_folding, user.database = True, database
     try:
         with user.attached():
             result = fold.run(request.ignore)
+        if result.state is None and database is not None:
+            result = replace(result, state=database.rows(request.ignore))
     except Exception as error:  # noqa: BLE001 - of the application
         return _Answer(f"{type(error).__name__}: {error}")
     outputs = {name: dict(counts) for name, counts in result.outputs.items()}

@@ -47,6 +47,8 @@ from gazette.testing.simulation.states import Rows, state_of, text_of
 from gazette.testing.simulation.table_cuts import cut_elsewhere, takes_tables
 from gazette.testing.stepped_inbox import SteppedInbox
 
+ROOT: Final = "/gazette/consumers/simulated"
+"""Prefix of the cluster's keys in etcd."""
 _COMMIT_S: Final = 30.0
 _CUT_CHANCE: Final = 0.3
 
@@ -89,6 +91,14 @@ class _StepClock(ManualClock):
     def show_now(self, now: float) -> None:
         """Show a time that a callback saw later in the step."""
         self._now = now
+
+
+class _Shard(DrivenShard):
+    """A shard with the name that it has in the run: rows of a shared database may have it."""
+
+    @property
+    def fqn(self) -> str:
+        return f"{ROOT}/items/{self.id}"
 
 
 class LostTimer(Exception):
@@ -171,7 +181,7 @@ class Fold:
     def _open(self) -> None:
         application, spec = self._application, self._input.shard
         initialize(application, self._clock, self._input.journals, self._appends)
-        shard = DrivenShard(application, spec)
+        shard = _Shard(application, spec)
         recorder = None
         if spec.recovery_log:
             recorder = take_over(JournalLog(self._appends), self._directory, self._rng)

@@ -23,6 +23,8 @@ HINTS: Final = {
     " Publish a message, and let another program call.",
     "publish": "Only `publisher.publish_uncommitted` is a part of the transaction. Another publisher"
     " publishes again when messages are consumed again.",
+    "connection": "Only `store.execute` and `store.transaction()` are a part of the transaction. Another"
+    " connection of the database commits for itself, and again when messages are consumed again.",
     "set": "The order of a set, and `hash()`, differ from process to process. Sort, or use a dict.",
     "retry": "Effects before a failed attempt, or before `DeferToNextTransaction`, stay. Let the error end"
     " the transaction, or raise before any effect.",
@@ -66,7 +68,7 @@ _ORDER: Final = {
     "batches": ("table", "float", "retry", "self", "global", "cache"),
     "extra output": ("publish", "self", "global", "cache"),
     "restart": ("self", "global", "cache"),
-    "memory": ("self", "global", "publish", "retry", "swallow", "cache", "file"),
+    "memory": ("self", "global", "publish", "connection", "retry", "swallow", "cache", "file"),
     "query": ("query", "cache"),
     "failed call": ("swallow", "retry", "self", "global", "publish", "cache"),
 }
@@ -109,6 +111,7 @@ _OF_FILES: Final = frozenset(
 _OF_ONE_ROW: Final = frozenset({"first", "last", "head", "tail", "mean"})
 """Functions of Arrow whose result depends on where a table ends."""
 _CACHES: Final = frozenset({"cache", "lru_cache", "cached_property"})
+_CONNECTS: Final = frozenset({"begin", "connect", "raw_connection"})
 _PUBLISHES: Final = frozenset({"standalone_publisher", "publish_committed", "publish_from_loop"})
 
 
@@ -153,6 +156,8 @@ def _suspects(application: type) -> Iterator[Suspect]:
         for function in functions:
             is_setup = function.name in ("__init__", "initialize")
             for mistake, line in _mistakes(function, module_names, is_setup=is_setup):
+                if mistake == "connection" and (is_setup or function.name == "new_store"):
+                    continue  # It makes tables.
                 yield Suspect(mistake, f"{shown_path(file)}:{line} in {function.name}")
         for node in ast.walk(tree):
             if isinstance(node, ast.AnnAssign) and ast.unparse(node.annotation) == "float":
@@ -270,6 +275,8 @@ def _called(
         yield "file", node.lineno
     if name == "pop" and not node.args and (_is_set(owner) or _is_name_of(owner, sets)):
         yield "set", node.lineno
+    if name in _CONNECTS and "engine" in text:
+        yield "connection", node.lineno
     if name in _PUBLISHES:
         yield "publish", node.lineno
     if name == "join" and node.args and (_is_set(node.args[0]) or _is_name_of(node.args[0], sets)):

@@ -123,7 +123,13 @@ def run_seed(
     user = UserSurroundings(seed)
     run = AppRun(setup, story, user, trace=trace)
     try:
-        run.run()
+        with (
+            contextlib.nullcontext()
+            if setup.database is None
+            else setup.database.fresh() as database
+        ):
+            run.use(database)
+            run.run()
         findings = Judge(run, user, elsewhere).findings()
     finally:
         run.cluster.close()

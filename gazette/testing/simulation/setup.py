@@ -78,6 +78,8 @@ class Setup:
     """True if results may depend on where transactions end."""
     backfill: type[Any] | None = None
     """The user's `Backfill`, by which states are rebuilt; None: nothing is rebuilt."""
+    database: Any = None
+    """The `SQLServer` with a database of its own for each run; None: a SQLStore is refused."""
     timeout_s: float = 120.0
     """Seconds after which a seed that still runs has failed. They are those of the machine's clock."""
     _application: Application[Any] = field(init=False)
@@ -177,8 +179,10 @@ class Setup:
         """True if states are rebuilt by a backfill.
 
         A replay fires timers at other times than a shard, and skips no poison: such states are not compared.
+        Nor is one rebuilt in a database, which shards share.
         """
-        return self.backfill is not None and not self.has_timers and not self.skips_poison
+        may_differ = self.has_timers or self.skips_poison
+        return self.backfill is not None and self.database is None and not may_differ
 
     @property
     def skips_poison(self) -> bool:
@@ -201,6 +205,23 @@ class Setup:
                 what = f"poison_policy cannot be called: {type(error).__name__}: {error}"
                 raise Invalid(what, path=place_of_error(error) or "poison_policy") from error
         return self._skips_poison
+
+    def rehearse(self) -> None:
+        """Make the stores of all shards once, so that copies of the database have the tables that this makes.
+
+        Raise ``Invalid`` if the application raises.
+        """
+        application, appends = self.new_application(), MemoryAppends(MemoryJournals())
+        try:
+            initialize(application, ManualClock(), self.journals, appends)
+            for spec in self.shards:
+                if not spec.recovery_log:
+                    application.new_store(DrivenShard(application, spec), None).destroy()
+        except GazetteError:
+            raise
+        except Exception as error:
+            what = f"new_store cannot be called: {type(error).__name__}: {error}"
+            raise Invalid(what, path=place_of_error(error) or "new_store") from error
 
     def draw(self, rng: random.Random, times: Sequence[float], epoch: float) -> list[DrawnMessage]:
         """Return a message for each of the times, or fewer if the user's load ends before.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, TypeAlias
@@ -60,8 +60,15 @@ class Query:
         """The store of each shard, by its id."""
 
     def __call__(self, sql: str, bindings: Any = ()) -> list[tuple[Any, ...]]:
-        """Return the rows of all shards, whose stores are databases."""
-        return [row for store in self.stores.values() for row in store.query(sql, bindings)]
+        """Return the rows of all shards, whose stores are databases. A SQLStore has those of all shards."""
+        stores = list(self.stores.values())
+        if stores and all(map(_shares_rows, stores)):
+            return [tuple(row) for row in stores[0].query(sql, bindings or None)]
+        return [row for store in stores for row in store.query(sql, bindings)]
+
+
+def _shares_rows(store: Any) -> bool:
+    return any(base.__module__ == "gazette.stores.sql.store" for base in type(store).__mro__)
 
 
 def state_of(store: Store, ignore: Collection[str] = ()) -> Rows | None:
@@ -190,19 +197,28 @@ def _sqlite_rows(query: _Query, ignore: Collection[str]) -> Rows:
             continue
         info = query("SELECT name, pk FROM pragma_table_info(?) ORDER BY cid", (name,))
         columns = [column for column, _ in info if f"{name}.{column}" not in ignore]
-        keys = [column for column, pk in info if pk and column in columns]
-        # Rows may have the same key: of NULL, or without a column that is ignored.
-        values: dict[str, list[str]] = {}
-        for row in query(f"SELECT {', '.join(map(_quoted, columns)) or 1} FROM {_quoted(name)}"):
-            named = dict(zip(columns, row, strict=False))
-            key = ", ".join(f"{column} = {named.pop(column)!r}" for column in keys)
-            shown = ", ".join(f"{column} = {value!r}" for column, value in named.items())
-            values.setdefault(key or shown, []).append(shown)
-        tables[name] = {
-            key: " and ".join(sorted(shown)) if keys else str(len(shown))
-            for key, shown in values.items()
-        }
+        chosen = ", ".join(map(_quoted, columns)) or "1"
+        keyed = [(column, bool(pk)) for column, pk in info if column in columns]
+        tables[name] = rows_of(keyed, query(f"SELECT {chosen} FROM {_quoted(name)}"))
     return tables
+
+
+def rows_of(
+    columns: Sequence[tuple[str, bool]], content: Iterable[tuple[Any, ...]]
+) -> dict[str, str]:
+    """Return the texts of a table's rows. Each column says whether it is a part of the key."""
+    keys = [column for column, is_key in columns if is_key]
+    # Rows may have the same key: of NULL, or without a column that is ignored.
+    values: dict[str, list[str]] = {}
+    for row in content:
+        named = dict(zip((column for column, _ in columns), row, strict=False))
+        key = ", ".join(f"{column} = {named.pop(column)!r}" for column in keys)
+        shown = ", ".join(f"{column} = {value!r}" for column, value in named.items())
+        values.setdefault(key or shown, []).append(shown)
+    return {
+        key: " and ".join(sorted(shown)) if keys else str(len(shown))
+        for key, shown in values.items()
+    }
 
 
 def _quoted(name: str) -> str:

@@ -6,7 +6,7 @@ A story is drawn as a whole before the run. So a run may leave out some of its m
 from __future__ import annotations
 
 import random
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
@@ -29,6 +29,7 @@ POINTS: Final = (
     "promotion.opened",
 )
 """Failpoints at which members are killed or held."""
+_SQL_POINTS: Final = (*POINTS, "sql.committing", "sql.committing", "sql.committed", "sql.committed")
 _MESSAGES: Final = (12, 20, 30, 40)
 _DRAWS_MAX: Final = 100
 """Greatest number of draws of messages until one of them reaches a shard."""
@@ -44,6 +45,8 @@ class FaultForm(StrEnum):
     KILL = "kill"
     KILL_AT = "kill at a failpoint"
     HOLD = "hold beyond the lease"
+    HOLD_AT = "hold at a failpoint"
+    """With a SQLStore: a member stands still with its locks."""
     PARTITION = "cut off from etcd"
     HAND_OFF = "hand a shard over"
     RESTART = "restart in good order"
@@ -92,6 +95,8 @@ class PlannedFault:
                 what = f"{self.seconds:.0f} s pass"
                 if self.number == TO_TIMER:
                     what = f"time passes until the next timer, or {what}"
+            case FaultForm.HOLD_AT:
+                what = f"a member stands still at {self.point} for {self.seconds:.0f} s"
             case FaultForm.FAIL:
                 what = "a call of the store or of the publisher fails"
             case FaultForm.REBUILD:
@@ -190,7 +195,8 @@ class Story:
         kept = [id for id in story.shards if id in reached]
         story.shards = kept or [kinds.choice(reached)]
         for _ in range(rng.choice(_FAULTS)):
-            story.faults.append(_fault(rng, story, span_s))
+            points = POINTS if setup.database is None else _SQL_POINTS
+            story.faults.append(_fault(rng, story, span_s, points))
         story.faults.sort(key=lambda fault: fault.at)
         return story
 
@@ -252,11 +258,13 @@ def _rebuilds(rng: random.Random, host: str, span_s: float) -> list[PlannedFault
     ]
 
 
-def _fault(rng: random.Random, story: Story, span_s: float) -> PlannedFault:
+def _fault(rng: random.Random, story: Story, span_s: float, points: Sequence[str]) -> PlannedFault:
     forms = [FaultForm.KILL, FaultForm.KILL_AT, FaultForm.KILL_AT, FaultForm.FAIL, FaultForm.LATE]
     forms += [FaultForm.SLOW, FaultForm.CLOCK, FaultForm.RESTART]
     if len(story.members) > 1:
         forms += [FaultForm.HOLD, FaultForm.PARTITION, FaultForm.HAND_OFF, FaultForm.HAND_OFF]
+        if points is not POINTS:
+            forms += [FaultForm.HOLD_AT, FaultForm.HOLD_AT]
     form = rng.choice(forms)
     seconds = {
         FaultForm.HOLD: rng.uniform(8.0, 20.0),
@@ -264,12 +272,12 @@ def _fault(rng: random.Random, story: Story, span_s: float) -> PlannedFault:
         FaultForm.LATE: rng.choice((0.2, 2.0, 6.0)),
         FaultForm.SLOW: rng.uniform(2.0, 10.0),
         FaultForm.CLOCK: rng.choice((-3600.0, -5.0, 5.0, 3600.0)),
-    }.get(form, rng.choice((0.1, 1.0, 4.0)))
+    }.get(FaultForm.HOLD if form is FaultForm.HOLD_AT else form, rng.choice((0.1, 1.0, 4.0)))
     return PlannedFault(
         form,
         rng.uniform(1.0, span_s),
         rng.choice(story.members),
         seconds,
-        rng.choice(POINTS),
+        rng.choice(points),
         min(rng.choice((1, 1, 2, 3, 5)), 2 if form is FaultForm.FAIL else 5),
     )

@@ -53,6 +53,8 @@ class UserSurroundings:
         """Number of calls until one fails; 1 is the next call, 0: no call fails."""
         self.on_failed_call: Callable[[], object] = lambda: None
         self.is_folding = False
+        self.database: Any = None
+        """The `SimDatabase` of stores in SQL; None: the run has no database."""
         self.refused: Invalid | None = None
         """Why the application cannot be simulated."""
 
@@ -83,7 +85,11 @@ class UserSurroundings:
             for owner, name in _failing_calls():
                 stack.enter_context(wrapped(owner, name, self._call))
             if (sql := sys.modules.get("gazette.stores.sql.store")) is not None:
-                stack.enter_context(wrapped(sql.SQLStore, "__init__", self._refuse_database))
+                stack.enter_context(wrapped(sql.SQLStore, "__init__", self._open_database))
+                stack.enter_context(wrapped(sql.SQLStore, "_await_commit", self._await_commit))
+                if self.database is None:
+                    engine = sys.modules["sqlalchemy"].Engine
+                    stack.enter_context(wrapped(engine, "raw_connection", self._refuse_engine))
             stack.enter_context(wrapped(threading.Thread, "start", self._start_thread))
             stack.enter_context(wrapped(ValueEncoding, "__init__", _with_real_type))
             stack.enter_context(_replaced_names(_substitutes(self)))
@@ -112,17 +118,45 @@ class UserSurroundings:
             raise RuntimeError("a simulation has no threads of the application")
         start(thread)
 
-    def _refuse_database(self, _call: Callable[..., None], *_args: Any, **_kwargs: Any) -> None:
-        """Refuse a store in a database, before a transaction changes rows that other programs read."""
+    def _open_database(
+        self, call: Callable[..., None], store: Any, *args: Any, **options: Any
+    ) -> None:
+        """Refuse a store in a database if none is given, before a transaction changes what others read."""
+        if self.database is None:
+            raise self._needs_database()
+        call(store, *args, **options)
+        try:
+            self.database.adopt(store)
+        except Invalid as error:
+            self.refused = error
+            raise
+
+    def _refuse_engine(self, call: Callable[[Any], Any], engine: Any) -> Any:
+        """Refuse a connection to a server, which may be in production."""
+        if engine.dialect.name != "sqlite":
+            raise self._needs_database()
+        return call(engine)
+
+    def _needs_database(self) -> Invalid:
         self.refused = Invalid(
-            "an application with a SQLStore is not simulated",
+            "an application with a SQLStore needs a database",
             path="new_store",
-            hint="Test it with gazette_driver. Or let a class of the test return a SQLiteStore.",
+            hint="Give the URL of an empty one: --database postgresql+psycopg://user@host/name."
+            " Each run has a copy of it.",
         )
-        raise self.refused
+        return self.refused
+
+    def _await_commit(self, call: Callable[[Any], None], store: Any) -> None:
+        """Wait for the previous commit in virtual time."""
+        commit = store._commit
+        if self.database is not None and commit is not None and not store._overlap:
+            self.database.wait(commit.future)
+        call(store)
 
     def refuse_network(self) -> None:
         """Refuse what a callback must not do: to call other systems."""
+        if self.database is not None and self.database.is_connecting:
+            return
         if place := self._place_of_callback():
             self._on_finding("a callback uses the network or another process", place, "network")
             raise ConnectionRefusedError("a simulation has no network")
@@ -149,6 +183,8 @@ def _failing_calls() -> list[tuple[type, str]]:
     rocksdb = sys.modules.get("gazette.stores.rocksdb.store")
     if rocksdb is not None:
         calls += [(rocksdb.RocksDBStore, "put"), (rocksdb.RocksDBStore, "get")]
+    if (sql := sys.modules.get("gazette.stores.sql.store")) is not None:
+        calls.append((sql.SQLStore, "execute"))
     return calls
 
 
