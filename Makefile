@@ -240,6 +240,8 @@ simulate-examples: $(DEV_STAMP)
 	    --load tests.simulate.loads:rides --backfill bike_share.backfill:BikeShareBackfill $(ARGS)
 	$(EXAMPLE_TEST) tests/simulate/timed_app.py $(ARGS)
 	$(EXAMPLE_TEST) order_totals:OrderTotals $(ARGS)
+	$(if $(DATABASE),$(EXAMPLE_TEST) tests.simulate.sql_word_count:SQLWordCount --journals tests/simulate/word_count_journals.yaml \
+	    --shards tests/simulate/sql_word_count_shards.yaml --database $(DATABASE) $(ARGS))
 
 # Another version and this one share a cluster, logs and stores: in the simulation, and as processes. OTHER is a revision; the default is the
 # last tag. Its checkout and its environment stay below build/, for the next run.

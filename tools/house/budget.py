@@ -35,7 +35,7 @@ PRIVATE_USES: Final = 201
 """Uses of private names in tests: see `tools.house.privates`. Tests go through what users have."""
 PATCHES: Final = 84
 """Calls of ``monkeypatch`` in tests that replace a part of what is tested, or of what it uses."""
-WHEEL_LINES: Final = 104_916
+WHEEL_LINES: Final = 105_892
 """Most lines of the distribution ``pygazette``, without those of ``pygazette-client``."""
 VAGUE: Final = frozenset({"found", "held", "kind", "made", "one", "ones"})
 """Names that do not say what a variable or parameter holds."""
@@ -58,12 +58,12 @@ ROOMS: Final[dict[str, int]] = {
     "net/": 4291,
     "protocol/": 6668,
     "recoverylog/": 5549,
-    "run/": 7272,
+    "run/": 7309,
     "runconsumer/": 614,
     "runtime/": 2902,
     "spark/": 49,
     "stores/": 7970,
-    "testing/": 12147,
+    "testing/": 13086,
     "windows/": 1291,
 }
 """Most lines of each room: code, docstrings, comments and blank lines, without generated code."""
