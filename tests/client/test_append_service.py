@@ -434,6 +434,19 @@ async def test_retries_back_off_as_documented(
     assert instant.slept == [0.05, 0.05, 0.1, 0.1, 1.0, 1.0, 5.0, 5.0]
 
 
+async def test_a_new_primary_is_asked_again_at_once(
+    service: AppendService, broker: StubBroker, instant: InstantClock
+) -> None:
+    """However long brokers did not answer: it names its ledger, and is there. Two primaries that name other
+    ledgers in turn are not asked without a pause."""
+    aborted = grpc.StatusCode.ABORTED
+    broker.on_append(*[Reply(Status.NO_JOURNAL_PRIMARY_BROKER, early=True)] * 7)
+    broker.on_append(*[Fail(aborted, ledger=ledger) for ledger in ("7.1", "8.1", "7.1", "8.1")])
+    await await_future(put(service, A, b"1"))
+    assert instant.slept == [0.05, 0.05, 0.1, 0.1, 1.0, 1.0, 5.0, 0.0, 0.05, 0.05, 0.1]
+    assert broker.content_of(A.journal) == b"1"
+
+
 async def test_a_break_in_the_middle_commits_nothing_and_is_retried_whole(
     service: AppendService, broker: StubBroker
 ) -> None:

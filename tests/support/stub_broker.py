@@ -21,6 +21,7 @@ from typing import Any, Self
 import grpc
 import grpc.aio
 
+from gazette.protocol.append_session import LEDGER_KEY
 from gazette.protocol.fragment import Fragment
 from gazette.protocol.ids import ProcessId, split_journal_meta
 from gazette.protocol.label_set import EMPTY_LABELS, LabelSelector, LabelSet, subtract, union
@@ -48,6 +49,8 @@ class Fail:
     code: grpc.StatusCode = grpc.StatusCode.UNAVAILABLE
     details: str = "scripted"
     after_bytes: int = 0
+    ledger: str = ""
+    """The ledger that a new primary names, with ``ABORTED``, to a session that it does not know."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,7 +282,8 @@ class StubBroker(broker_pb2_grpc.JournalServicer):
         pieces: list[bytes] = []
         length = 0
         if isinstance(step, Fail) and step.after_bytes == 0:
-            await context.abort(step.code, step.details)
+            trailing = ((LEDGER_KEY, step.ledger),) if step.ledger else ()
+            await context.abort(step.code, step.details, trailing)
         async for chunk in call:
             append.chunks += 1
             if intent or chunk.journal:

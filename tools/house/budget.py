@@ -46,7 +46,7 @@ ROOMS: Final[dict[str, int]] = {
     "backfill/": 42,
     "blobs/": 3180,
     "broker/": 11380,
-    "client/": 6685,
+    "client/": 6688,
     "cluster/": 6201,
     "config/": 766,
     "consumer/": 13072,

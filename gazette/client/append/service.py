@@ -426,7 +426,7 @@ class AppendService:
         """Append one batch, with as many attempts as it takes."""
         segments = self._backlog.seal(queue, batch)
         queue.sequence += 1
-        attempt = 0
+        attempt = adoptions = 0
         queue.trouble = ""
         checked = batch.params.check_registers is not None
         clock = self._client.clock
@@ -443,11 +443,14 @@ class AppendService:
                 if attempts.end_with(error, is_final=is_final):
                     raise
                 queue.flowing = False
-                # A new primary refuses a session that names another ledger than its own. The answer names the
-                # primary's ledger, so retry sooner: at once after a first attempt.
                 is_adopted = queue.adopt_ledger(error)
+                if is_adopted:
+                    # A new primary refuses a session that names another ledger than its own, and names its
+                    # own. It is there: retry at once, however long brokers were not. Only between two
+                    # primaries that both answer, pause longer each time.
+                    attempt, adoptions = adoptions - 1, adoptions + 1
                 queue.trouble = "" if is_adopted else reason_of(error)
-                delay_s = backoff_s(attempt - 1 if is_adopted else attempt)
+                delay_s = backoff_s(attempt)
                 log.log(
                     logging.DEBUG if attempt < _QUIET_ATTEMPTS else logging.WARNING,
                     "append to %(journal)s failed and is retried in %(seconds)s s: %(error)s",
