@@ -88,13 +88,8 @@ class FoldedSnapshot:
             source = self.sources[journal.journal]
             acks = [state.last_ack for state in source.producers.values()]
             now = checkpoint_clock(acks, now_ns, horizon)
-            seen = {
-                p: clock
-                for p, state in journal.producers.items()
-                # Offsets of version 0.1.0 do not say when an open transaction grew: it is young.
-                if (clock := state.seen_at or (state.last_ack if state.begin is None else 0))
-                and clock <= latest
-            }
+            seen = {p: _seen_at(state) for p, state in journal.producers.items()}
+            seen = {p: clock for p, clock in seen.items() if 0 < clock <= latest}
             former = max(seen.values(), default=now)
             now = max(now, former)
             # At most one step has passed, as for the sequencer.
@@ -110,6 +105,16 @@ class FoldedSnapshot:
                     producers[producer] = replace(state, seen_at=0 if is_near else seen_at)
             sources[journal.journal] = SourceCheckpoint(source.read_through, producers)
         return Checkpoint(sources)
+
+
+def _seen_at(state: ProducerState) -> int:
+    """Return the time at which the last batches have seen a producer; 0 if its state does not say it.
+
+    Offsets of version 0.1.0 do not say when an open transaction grew.
+    """
+    if state.seen_at or state.begin is not None:
+        return state.seen_at
+    return state.last_ack
 
 
 _Part = tuple[CommittedRun, Summary]

@@ -1,4 +1,4 @@
-"""What each seed demands beside its last state: of queries, of former states, and of backfills."""
+"""Each seed also judges queries, states of former moments, and states that a backfill has built."""
 
 from __future__ import annotations
 
@@ -40,6 +40,11 @@ class FirstView(StateView):
 
 
 class Totals"""
+RAISING_VIEW = FIRST_VIEW.replace(
+    "self.reader = self.reader or self.view.refresh(files)",
+    "if self.reader is None:\n            self.reader = 0\n            raise ValueError('at first')\n"
+    "        self.reader = self.view.refresh(files)",
+)
 JSON_TOTALS = """\
 class Totals(Application):
     orders = Source("orders", Order, key="customer")
@@ -78,6 +83,13 @@ def test_a_view_that_does_not_follow_its_log_is_found(tmp_path: Path) -> None:
     assert "a query of shard-000 gets an older state than the" in done.stdout
     assert "committed before" in done.stdout
     assert f"hint: {HINTS['query']}" in done.stdout
+
+
+def test_a_query_that_fails_once_for_no_fault_is_found(tmp_path: Path) -> None:
+    module = totals("pass", VIEW.format(view="FirstView"))
+    done = run(tmp_path, module.replace("class Totals", RAISING_VIEW), *UNTIL_FOUND)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "a query of shard-000 fails: " in done.stdout
 
 
 @pytest.mark.parametrize(

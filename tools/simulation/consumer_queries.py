@@ -23,6 +23,7 @@ from gazette.protocol.pb import consumer_pb2
 from gazette.protocol.pb.consumer_pb2_grpc import ShardStub
 from gazette.runtime.tasks import TaskScope
 from gazette.testing.simulation.loop import NodeClock, SimNode, VirtualLoop
+from gazette.testing.simulation.queries import CHANNEL, NEVER_PASSED_ON
 
 Fingerprint = tuple[int, int]
 """Identifies a set of numbers: how many they are, and the sum of their hashes."""
@@ -37,22 +38,7 @@ _ENDS_WITHIN_S: Final = 1.0
 """How soon queries end once their member has failed."""
 _LATE_S: Final = 2.0
 """How much later than its timeout a query may end."""
-_CHANNEL: Final = (
-    ("grpc.min_reconnect_backoff_ms", 5_000),
-    ("grpc.max_reconnect_backoff_ms", 2_000),
-)
 _ROUNDING_S: Final = 0.001
-_NEVER_PASSED_ON: Final = frozenset(
-    {
-        grpc.StatusCode.UNKNOWN,
-        grpc.StatusCode.INTERNAL,
-        grpc.StatusCode.NOT_FOUND,
-        grpc.StatusCode.INVALID_ARGUMENT,
-        grpc.StatusCode.UNAUTHENTICATED,
-        grpc.StatusCode.UNIMPLEMENTED,
-    }
-)
-"""Codes that no query of a shard that exists may end with."""
 
 
 class Ask(msgspec.Struct):
@@ -149,7 +135,7 @@ class MemberQueries:
         lasted, code = now - running.begun, context.code()
         if lasted > self._timeout_s + _LATE_S + self._held_s(running.begun, now):
             self._violated(f"{self._name} took {lasted:.1f} s for a query of {running.shard}")
-        if code in _NEVER_PASSED_ON:
+        if code in NEVER_PASSED_ON:
             self._violated(
                 f"{self._name} answered a query of {running.shard} with {code.name}:"
                 f" {context.details()}"
@@ -380,7 +366,7 @@ class QueryClient:
         self._clock = NodeClock(node.loop)
         self._loop = node.loop
         self._channels = {
-            host: transport.channel(f"{host}:8080", None, _CHANNEL) for host in members
+            host: transport.channel(f"{host}:8080", None, CHANNEL) for host in members
         }
         self._think_s = rng.choice((0.7, 2.0, 6.0))
         self._free = _ASKED_MAX

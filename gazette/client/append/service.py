@@ -449,7 +449,8 @@ class AppendService:
                     # own. It is there: retry at once, however long brokers were not. Only between two
                     # primaries that both answer, pause longer each time.
                     attempt, adoptions = adoptions - 1, adoptions + 1
-                queue.trouble = "" if is_adopted else reason_of(error)
+                # A first adoption is no trouble. Primaries that take turns are.
+                queue.trouble = "" if is_adopted and adoptions == 1 else reason_of(error)
                 delay_s = backoff_s(attempt)
                 log.log(
                     logging.DEBUG if attempt < _QUIET_ATTEMPTS else logging.WARNING,

@@ -368,10 +368,13 @@ class SyncTransaction:
         error: BaseException | None,
         tb: TracebackType | None,
     ) -> None:
-        publisher = self._publisher
+        publisher, clock = self._publisher, self._clock
         service = publisher._service
+        if clock is None:  # The turn may be that of another transaction.
+            raise _not_open()
+        # Nothing is called before the `try`: Ctrl-C would leave the turn taken.
         try:
-            clock, self._clock = _require_open(self._clock), None
+            self._clock = None
             if service is None:
                 if kind is None:
                     publisher._require_service()  # Raises ``Closed``.
@@ -429,8 +432,12 @@ def _busy(timeout_s: float) -> Unavailable:
 
 def _require_open(clock: int | None) -> int:
     if clock is None:
-        raise Closed(
-            "the transaction is not open",
-            hint="Publish within the `with` block of the transaction.",
-        )
+        raise _not_open()
     return clock
+
+
+def _not_open() -> Closed:
+    return Closed(
+        "the transaction is not open",
+        hint="Publish within the `with` block of the transaction.",
+    )

@@ -24,6 +24,7 @@ from typing import Any, Final, TypeVar
 from gazette.errors import Broken, Corrupt, Invalid, Unavailable
 from gazette.protocol.ids import JournalName
 from gazette.runtime.tasks import BlockingPool, OpFuture, await_future
+from gazette.runtime.timeouts import timeout
 
 T = TypeVar("T")
 
@@ -167,7 +168,7 @@ class CommitDirectory:
         self._last_call = self._pool.submit(call, *args)
         seconds = max(0.0, deadline - asyncio.get_running_loop().time())
         try:
-            async with asyncio.timeout_at(deadline):
+            async with timeout(seconds):
                 return await await_future(self._last_call)
         except TimeoutError as error:
             raise TimeoutError(

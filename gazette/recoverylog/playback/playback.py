@@ -69,7 +69,7 @@ def local_path(path: str) -> str:
 
 
 class Handoff(Enum):
-    """What became of a hand-off operation."""
+    """Outcome of a hand-off operation."""
 
     NONE = "none"
     """No hand-off was appended."""

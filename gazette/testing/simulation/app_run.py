@@ -79,7 +79,7 @@ class Ended:
     """Content of each journal that is no recovery log, by its name."""
     forms: dict[str, OutputForm] = field(default_factory=dict)
     answers: list[SeenRows] = field(default_factory=list)
-    """What queries got, in order."""
+    """The answers to queries, in the order in which they came."""
     logs: Logs = field(default_factory=Logs)
     """The recovery logs of a seed that goes back to former moments."""
     coverage: set[str] = field(default_factory=set)

@@ -28,17 +28,28 @@ from gazette.testing.simulation.network import SimTransport
 from gazette.testing.simulation.states import Rows, seen_state, sources_of_state
 
 _SERVICE: Final = "gazette.testing.States"
-_CHANNEL: Final = (
+CHANNEL: Final = (
     ("grpc.min_reconnect_backoff_ms", 5_000),
     ("grpc.max_reconnect_backoff_ms", 2_000),
 )
+NEVER_PASSED_ON: Final = frozenset(
+    {
+        grpc.StatusCode.UNKNOWN,
+        grpc.StatusCode.INTERNAL,
+        grpc.StatusCode.NOT_FOUND,
+        grpc.StatusCode.INVALID_ARGUMENT,
+        grpc.StatusCode.UNAUTHENTICATED,
+        grpc.StatusCode.UNIMPLEMENTED,
+    }
+)
+"""Codes that no query of a shard that exists may end with."""
 _ASK_S: Final = 10.0
 _THINK_S: Final = (0.7, 2.0)
 _QUERIES: Final = 10
-"""Of each client."""
+"""Number of queries of each client."""
 _STALENESS_S: Final = (0.5, 5.0)
 _FINAL_S: Final = 120.0
-"""After the last fault: how long until each member answers for each shard."""
+"""Seconds after the last fault within which each member must answer for each shard."""
 
 
 class AskState(msgspec.Struct):
@@ -89,7 +100,7 @@ class StatesRpc:
 
 @dataclass(frozen=True, slots=True)
 class SeenRows:
-    """What one client got for one query."""
+    """The answer to one query of one client."""
 
     client: int
     shard: str
@@ -177,13 +188,13 @@ class QueryClients:
         node = SimNode(self._loop, name)
         transport = SimTransport(self._network, node)
         hosts = {host: f"{host}:8080" for host in self._members}
-        channels = {host: transport.channel(at, None, _CHANNEL) for host, at in hosts.items()}
+        channels = {host: transport.channel(at, None, CHANNEL) for host, at in hosts.items()}
         return channels, NodeClock(self._loop)
 
     async def _ask(
         self, client: int, channel: Any, query: ShardQuery, *, final: bool = False
     ) -> SeenRows | None:
-        """Ask, and keep the answer. Return None for an error, as members have them during faults."""
+        """Ask, and keep the answer. Return None for an error. Faults do not explain `NEVER_PASSED_ON`."""
         asked_at = self._loop.now
         call = StatesOfShard(channel).State(
             AskState(query.shard), timeout=_ASK_S, metadata=metadata_of(query)
@@ -191,7 +202,8 @@ class QueryClients:
         try:
             response: SeenState = await call
             values = {name.lower(): value for name, value in await call.trailing_metadata()}
-        except grpc.aio.AioRpcError:
+        except grpc.aio.AioRpcError as error:
+            self._judge_error(f"a query of {query.shard}", error)
             return None
         result = result_of(response.rows, values)
         answer = SeenRows(
@@ -214,7 +226,8 @@ class QueryClients:
         request = consumer_pb2.StatRequest(shard=shard, read_through=wanted)
         try:
             response = await ShardStub(channel).Stat(request, timeout=_ASK_S)
-        except grpc.aio.AioRpcError:
+        except grpc.aio.AioRpcError as error:
+            self._judge_error(f"Stat of {shard}", error)
             return {}
         if response.status != consumer_pb2.OK:
             return {}
@@ -224,6 +237,10 @@ class QueryClients:
             self._on_wrong(f"Stat of {shard} answers {answered}, and is asked for {behind}")
         _raise(answered, wanted)
         return answered
+
+    def _judge_error(self, call: str, error: grpc.aio.AioRpcError) -> None:
+        if error.code() in NEVER_PASSED_ON:
+            self._on_wrong(f"{call} fails: {error.code().name}: {error.details()}")
 
 
 def _raise(token: dict[str, int], offsets: Mapping[str, int]) -> None:

@@ -6,7 +6,6 @@ The journals that it reads are copies, since its tasks block. All else is shippe
 
 from __future__ import annotations
 
-import asyncio
 import concurrent.futures
 import random
 from collections.abc import Callable
@@ -26,6 +25,7 @@ from gazette.protocol.checkpoint import Checkpoint
 from gazette.protocol.hints import FSMHints
 from gazette.protocol.label_set import LabelSelector
 from gazette.recoverylog.time_travel import open_at
+from gazette.runtime.timeouts import timeout
 from gazette.runtime.user_code import place_of_error
 from gazette.testing.simulation.copied_history import CopiedAccess, CopiedBrokers
 from gazette.testing.simulation.fold import committed_spans, source_framing
@@ -37,7 +37,7 @@ _WITHIN_S: Final = 90.0
 """Virtual seconds after which a rebuild is given up."""
 _POLL_S: Final = 0.5
 _REFUSALS: Final = (NotAllowed, Conflict, Fenced, Unavailable, NotYet, TimeoutError)
-"""Errors by which a backfill changes nothing, for good reasons: a zombie writes, or brokers do not answer."""
+"""Errors of a backfill that faults explain: a zombie writes, or brokers do not answer in time."""
 
 
 class _HerePool:
@@ -48,7 +48,10 @@ class _HerePool:
 
     def submit(self, call: Callable[..., Any], *args: Any) -> concurrent.futures.Future[Any]:
         future: concurrent.futures.Future[Any] = concurrent.futures.Future()
-        future.set_result(call(*args))
+        try:
+            future.set_result(call(*args))
+        except Exception as error:  # noqa: BLE001 - it belongs to the caller that waits
+            future.set_exception(error)
         return future
 
     def close(self) -> None:
@@ -85,7 +88,7 @@ class Rebuild:
         Errors of the user's code reach the caller.
         """
         try:
-            async with asyncio.timeout(_WITHIN_S):
+            async with timeout(_WITHIN_S):
                 await self._disable()
                 former = await self._former()
                 if not former.checkpoint.sources:

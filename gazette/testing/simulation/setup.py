@@ -178,8 +178,8 @@ class Setup:
     def rebuilds(self) -> bool:
         """True if states are rebuilt by a backfill.
 
-        A replay fires timers at other times than a shard, and skips no poison: such states are not compared.
-        Nor is one rebuilt in a database, which shards share.
+        A replay fires timers at other times than a shard, and skips no poison: then states may differ.
+        A state in a database is not rebuilt, since shards share the database.
         """
         may_differ = self.has_timers or self.skips_poison
         return self.backfill is not None and self.database is None and not may_differ

@@ -288,7 +288,14 @@ class _FoldPool:
 
     def submit(self, call: Callable[..., Any], *args: Any) -> concurrent.futures.Future[Any]:
         future: concurrent.futures.Future[Any] = concurrent.futures.Future()
-        self._calls.put(lambda: future.set_result(call(*args)))
+
+        def perform() -> None:
+            try:
+                future.set_result(call(*args))
+            except BaseException as error:  # noqa: BLE001 - it belongs to the caller that waits
+                future.set_exception(error)
+
+        self._calls.put(perform)
         if not self._is_started:
             self._is_started = True
             threading.Thread(target=self._work, name=SIMULATED, daemon=True).start()

@@ -207,7 +207,11 @@ class SQLServer:
             )
             version, given, size = cursor.fetchone()
             if version < _OLDEST:
-                raise Invalid("the server is older than PostgreSQL 14", path=PATH)
+                raise Invalid(
+                    "the server is older than PostgreSQL 14",
+                    path=PATH,
+                    hint="Name a database of a later server.",
+                )
             cursor.execute(_USED)
             for (table,) in cursor.fetchall():
                 cursor.execute(f"SELECT count(*) FROM {table}")

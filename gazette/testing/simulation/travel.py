@@ -87,8 +87,8 @@ class TimeTraveller:
     ) -> WrongMoment | None:
         """Go back to a commit of a shard: to its offsets of sources, to its end in the log, and to its time.
 
-        ``chains`` are the possibilities for what led to the shard's last state. ``rebuilt``
-        are the transactions since a backfill; earlier ones are left out. Return None if all is right.
+        ``chains`` are the possibilities for what led to the shard's last state. ``rebuilt`` are the
+        transactions since a backfill; earlier ones are left out. Return None if all is right.
         """
         store, hints = promotion.callbacks.store, self._logs.hints.get(spec.id, [])
         if not spec.recovery_log or not chains[0] or chains[0][-1].left is None:
@@ -160,9 +160,8 @@ def _states_at(chain: Sequence[RecordedTransaction], moment: Moment) -> Iterator
         assert each.checkpoint is not None
         if moment.offset is not None:
             if not each.log_end:
-                unknown.append(
-                    each
-                )  # Its end is not known: it may be before the offset, or after it.
+                # Its end is not known: it may be before the offset, or after it.
+                unknown.append(each)
                 continue
             is_before = each.log_end <= moment.offset
         else:

@@ -793,6 +793,23 @@ async def test_after_an_interrupt_at_any_place_others_have_their_turn(
     assert await asyncio.to_thread(use, lambda p: p.publish(ONE, Word(word="w"))) > 3
 
 
+async def test_a_transaction_that_is_ended_twice_ends_no_other(broker: BrokerFixture) -> None:
+    def use() -> None:
+        with gazette.open_publisher(broker.endpoint, timeout_s=5.0) as publisher:
+            first = publisher.transaction()
+            first.__enter__()
+            first.__exit__(None, None, None)
+            with publisher.transaction() as second:
+                with raises(Closed, says="not open"):
+                    first.__exit__(None, None, None)
+                with raises(Invalid, path="publish"):  # This thread still has the second one open.
+                    publisher.publish(ONE, Word(word="outside"))
+                second.publish(ONE, Word(word="within"))
+            assert second.offsets
+
+    await asyncio.to_thread(use)
+
+
 def test_keys_of_unknown_types_are_refused() -> None:
     partitions = Partitions.of_specs([journal_spec(ONE, labels=LABELS)])
     known = KnownOutput(
