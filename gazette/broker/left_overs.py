@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 _LOOK_S: Final = 2.0
 """Seconds for which an Apply waits for the stores of its new journals. Later answers are not reported."""
-_LOOKED_MAX: Final = 32
+_LOOKED_MAX: Final = 8
 """Greatest number of new journals of one Apply whose stores are listed, and of objects of one listing."""
 _UNQUOTED: Final = " !\"#$&'()*+,-./:;<=>?@[]^_`{|}~"
 """Characters that metadata of gRPC may have unquoted."""
@@ -41,27 +41,29 @@ async def left_overs(
     ``new`` are the journals with their stores. Look at the first `_LOOKED_MAX` journals only. A store that
     fails, or takes longer than `_LOOK_S`, causes no error: replicas find the fragments later.
     """
+    by_store: dict[str, list[JournalName]] = {}
+    for journal, stores in new[:_LOOKED_MAX]:
+        for url in stores:
+            by_store.setdefault(url, []).append(journal)
     notes: list[tuple[str, str]] = []
 
-    async def look(journal: JournalName, url: str) -> None:
+    async def look(url: str, journals: Sequence[JournalName]) -> None:
         try:
             active = blob_stores.get(url)
-            path = await active.calls.run(_first_fragment, active.store, journal)
+            first = await active.calls.run(_first_fragments, active.store, journals)
         except GazetteError as error:
             log.info(
-                "cannot look for fragments of the new journal %(journal)s: %(error)s",
-                {"journal": journal, "error": error},
+                "cannot look for fragments of new journals in %(store)s: %(error)s",
+                {"store": url, "error": error},
             )
             return
-        if path:
+        for journal, path in first.items():
             text = f"new journal {journal}: {url} has fragments below its name, such as {path}"
             notes.append((APPLY_NOTE_KEY, quote(text, safe=_UNQUOTED)))
 
     async with TaskScope("left-over fragments") as scope:
         look_tasks = [
-            scope.spawn(look(journal, url), name=journal)
-            for journal, stores in new[:_LOOKED_MAX]
-            for url in stores
+            scope.spawn(look(url, journals), name=url) for url, journals in by_store.items()
         ]
         try:
             async with timeout(_LOOK_S):
@@ -73,6 +75,12 @@ async def left_overs(
         text = f"{len(new) - _LOOKED_MAX} more new journals were not looked at"
         notes.append((APPLY_NOTE_KEY, quote(text, safe=_UNQUOTED)))
     return tuple(notes)
+
+
+def _first_fragments(store: BlobStore, journals: Sequence[JournalName]) -> dict[JournalName, str]:
+    """Return the path of a fragment below each journal that has one among its first objects."""
+    paths = {journal: _first_fragment(store, journal) for journal in journals}
+    return {journal: path for journal, path in paths.items() if path}
 
 
 def _first_fragment(store: BlobStore, journal: JournalName) -> str:

@@ -125,6 +125,8 @@ async def test_responses_within_the_delay_are_one_step() -> None:
     async with TaskScope("test") as scope:
         scope.daemon(ks.watch(cast("Etcd", script)), name="watch")
         await script.silent.wait()
+        while not script.clock.sleepers:
+            await yielded(scope)
         assert (steps, ks.header.revision) == ([], 10)
         script.clock.advance(0.03)
         await ks.wait_for_revision(11)
@@ -163,6 +165,36 @@ async def test_a_step_whose_visits_take_long_is_followed_by_a_longer_delay(
         scope.cancel()
 
 
+@pytest.mark.parametrize(("took_s", "waits_s"), [(0.0, 0.0), (0.05, 0.09), (7.0, 1.0)])
+async def test_a_step_comes_early_for_a_caller_that_waits_for_its_change(
+    took_s: float, waits_s: float
+) -> None:
+    """But visits of keys still leave half of the loop's time. A wait that is not early changes nothing."""
+    more = asyncio.Event()
+    script = Script([CREATED, put("a", 1, 11), more, put("b", 2, 12), put("c", 3, 13)])
+    ks = await started(script, delay=0.03, **{f"key-{n:03}": n for n in range(898)})
+    ks.observers.append(lambda: script.clock.advance(took_s))
+    async with TaskScope("test") as scope:
+        scope.daemon(ks.watch(cast("Etcd", script)), name="watch")
+        await ks.wait_for_revision(11, early=True)
+        more.set()
+        late = scope.spawn(ks.wait_for_revision(13), name="late")
+        while not script.clock.sleepers:
+            await yielded(scope)
+        await yielded(scope)
+        assert not late.done()
+        early = scope.spawn(ks.wait_for_revision(12, early=True), name="early")
+        await yielded(scope)
+        if waits_s:
+            script.clock.advance(waits_s - 0.001)
+            await yielded(scope)
+            assert not early.done()
+            script.clock.advance(0.002)
+        await early
+        await late
+        scope.cancel()
+
+
 async def test_a_burst_larger_than_the_queue_takes_more_steps_and_loses_nothing() -> None:
     burst = [put(f"{i:04}", i, 11 + i) for i in range(1000)]
     script = Script([CREATED, *burst])
@@ -172,9 +204,8 @@ async def test_a_burst_larger_than_the_queue_takes_more_steps_and_loses_nothing(
     async with TaskScope("test") as scope:
         scope.daemon(ks.watch(cast("Etcd", script)), name="watch")
         while ks.header.revision < 1010:
-            while not script.clock.sleepers:
-                await yielded(scope)
-            script.clock.advance(0.03)
+            if script.clock.sleepers:
+                script.clock.advance(0.03)
             await yielded(scope)
         scope.cancel()
     assert 1 < len(steps) < 20

@@ -35,7 +35,7 @@ PRIVATE_USES: Final = 201
 """Uses of private names in tests: see `tools.house.privates`. Tests go through what users have."""
 PATCHES: Final = 84
 """Calls of ``monkeypatch`` in tests that replace a part of what is tested, or of what it uses."""
-WHEEL_LINES: Final = 105_927
+WHEEL_LINES: Final = 105_962
 """Most lines of the distribution ``pygazette``, without those of ``pygazette-client``."""
 VAGUE: Final = frozenset({"found", "held", "kind", "made", "one", "ones"})
 """Names that do not say what a variable or parameter holds."""
@@ -45,9 +45,9 @@ ROOMS: Final[dict[str, int]] = {
     "(root)": 967,
     "backfill/": 42,
     "blobs/": 3180,
-    "broker/": 11380,
+    "broker/": 11393,
     "client/": 6689,
-    "cluster/": 6201,
+    "cluster/": 6223,
     "config/": 766,
     "consumer/": 13072,
     "fragment/": 3662,

@@ -36,6 +36,7 @@ from gazette.protocol.pb import broker_pb2
 from gazette.protocol.route import Header
 from gazette.protocol.rpc import validate_apply_request, validate_list_request
 from gazette.protocol.status import Status
+from gazette.runtime.tasks import TaskScope
 
 log = logging.getLogger(__name__)
 
@@ -268,11 +269,15 @@ class ListApplyApi:
                             grpc.StatusCode.UNAUTHENTICATED, f"not authorized to {name}"
                         )
                 new = self._new_journals(request)
-                response = await self._apply(request)
-                outcome.status = Status(response.status)
-                if outcome.status is Status.OK and new:
-                    # The wait for stores also gives other brokers time to learn of the journals.
-                    call.set_trailing_metadata(await left_overs(self._context.blob_stores, new))
+                async with TaskScope("apply") as scope:
+                    # Look beside the transaction: stores may be slow.
+                    looking = scope.spawn(left_overs(self._context.blob_stores, new), name="look")
+                    response = await self._apply(request)
+                    outcome.status = Status(response.status)
+                    if outcome.status is Status.OK:
+                        call.set_trailing_metadata(await looking)
+                    else:
+                        scope.cancel()
                 return response
         raise AssertionError("unreachable: the call was aborted")
 
@@ -309,7 +314,7 @@ class ListApplyApi:
         if result.succeeded:
             await self._forget_heads(deleted)
         if result.succeeded and changes:
-            await context.key_space.wait_for_revision(result.header.revision)
+            await context.key_space.wait_for_revision(result.header.revision, early=True)
         header = context.resolver.unrouted_header()
         if result.succeeded:
             header = replace(header, etcd=replace(header.etcd, revision=result.header.revision))

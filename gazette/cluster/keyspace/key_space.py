@@ -20,7 +20,8 @@ from gazette.cluster.etcd.values import Compacted, RangeResult, ResponseHeader, 
 from gazette.cluster.keyspace import fold
 from gazette.cluster.keyspace.key_values import DecodedKeyValue, Decoder, find, prefixed
 from gazette.errors import Broken, Bug, Closed, Invalid, Unavailable
-from gazette.runtime.tasks import TaskScope
+from gazette.runtime.clock import Clock
+from gazette.runtime.tasks import TaskScope, sleep_unless
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +29,8 @@ _APPLY_DELAY_S = 0.030
 _VISIT_SHARE = 0.2
 """Greatest share of the event loop's time for visits of all keys. For this, a step waits at most
 `_APPLY_DELAY_MAX_S`."""
+_EARLY_VISIT_SHARE = 0.5
+"""The same share while a caller waits for its own change."""
 _VISITS_PER_CHANGE = 100
 """Keys that observers visit in the time that one change takes them: it may make them build a replica."""
 _APPLY_DELAY_MAX_S = 1.0
@@ -80,6 +83,10 @@ class KeySpace:
         self._pending = 0
         """Number of waiting responses with changes, for the next step."""
         self._changed = asyncio.Event()
+        self._wanted_early = 0
+        """The greatest revision that a caller waits for early."""
+        self._early = asyncio.Event()
+        """Set once a caller waits for a revision early."""
         self._end: BaseException | None = None  # Why `watch` has ended; None: it has not.
 
     @property
@@ -143,12 +150,16 @@ class KeySpace:
             self._wake()
             raise
 
-    async def wait_for_revision(self, revision: int) -> None:
+    async def wait_for_revision(self, revision: int, *, early: bool = False) -> None:
         """Wait until the mirror is at ``revision`` or later. Bound the wait with ``asyncio.timeout``.
 
         Only changes under the root count: the revision of a write elsewhere is reached with the next change
-        here. Raise ``Closed`` or ``Broken`` if ``watch`` has ended.
+        here. With ``early``, steps wait less for more events, which costs more steps: this is for a call of a
+        user that waits for what it has written. Raise ``Closed`` or ``Broken`` if ``watch`` has ended.
         """
+        if early and self.seen_revision < revision:
+            self._wanted_early = max(self._wanted_early, revision)
+            self._early.set()
         while self.seen_revision < revision:
             await self.next_change()
 
@@ -204,10 +215,7 @@ class KeySpace:
             while True:
                 batch.append(await arrived.get())
                 if self.apply_delay_s > 0:
-                    # Events come in bursts. A step visits all keys, for one event or for many. If there are
-                    # many keys, steps come less often.
-                    delay_s = min(visit_s / _VISIT_SHARE, _APPLY_DELAY_MAX_S)
-                    await etcd.clock.sleep(max(self.apply_delay_s, delay_s))
+                    await self._delay(etcd.clock, visit_s)
                 begun = etcd.clock.monotonic()
                 changes = step()
                 # Only visits delay the next step: estimate their part of the time that this step took.
@@ -233,6 +241,20 @@ class KeySpace:
             step()  # apply what arrived before the stream failed
             raise
         raise AssertionError  # unreachable: a daemon never returns, and the scope raises its error
+
+    async def _delay(self, clock: Clock, visit_s: float) -> None:
+        """Wait for more events before a step whose visits take ``visit_s``; less if a caller wants it early.
+
+        Events come in bursts. A step visits all keys, for one event or for many. If there are many keys,
+        steps come less often.
+        """
+        longest_s = max(self.apply_delay_s, min(visit_s / _VISIT_SHARE, _APPLY_DELAY_MAX_S))
+        until = clock.monotonic() + longest_s
+        if visit_s > 0:
+            await clock.sleep(min(visit_s / _EARLY_VISIT_SHARE, longest_s))
+        if self._wanted_early <= self.seen_revision:
+            self._early.clear()
+            await sleep_unless(clock, until - clock.monotonic(), self._early)
 
     async def _reload(self, etcd: Etcd) -> None:
         """Load the mirror again, since etcd has compacted the revision to resume from. If etcd does not

@@ -246,7 +246,7 @@ class ShardApi:
             )
         result = await self._etcd.txn(tuple(compares), tuple(operations))
         if result.succeeded and operations:
-            await self._ks.wait_for_revision(result.header.revision)
+            await self._ks.wait_for_revision(result.header.revision, early=True)
         status = ShardStatus.OK if result.succeeded else ShardStatus.ETCD_TRANSACTION_FAILED
         header = self._resolver.unrouted_header()
         header = replace(header, etcd=replace(header.etcd, revision=result.header.revision))
@@ -332,7 +332,7 @@ class ShardApi:
         result = await self._etcd.txn(tuple(compares), tuple(operations))
         if not result.succeeded:
             return pb.UnassignResponse(status=pb.ETCD_TRANSACTION_FAILED)
-        await self._ks.wait_for_revision(result.header.revision)
+        await self._ks.wait_for_revision(result.header.revision, early=True)
         return response
 
 
