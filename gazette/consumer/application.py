@@ -173,9 +173,9 @@ class Store(ABC):
     def savepoint(self) -> Savepoint:
         """Return a savepoint of the running transaction. Begin a transaction if none runs.
 
-        The runtime rolls back to it before it skips a poison message, and after a batch was deferred. One
-        savepoint is open at a time. Optional: this default raises ``NotAllowed``, and such a store can have
-        no full `PoisonPolicy`.
+        The runtime rolls back to the savepoint before it skips a poison message, and after a batch was
+        deferred. One savepoint is open at a time. A store need not override this method, which raises
+        ``NotAllowed``. A shard of such a store permits only a `PoisonPolicy` with ``malformed_only``.
         """
         raise NotAllowed(
             f"{type(self).__name__} cannot undo the effects of a single message",

@@ -310,9 +310,9 @@ class _RouteWatch:
     async def _look(self) -> None:
         """Continue to watch if the route is still the same.
 
-        Raise ``Moved`` when the route has changed and the primary of the old route is idle, or at once if it
-        has lost its lease. Raise ``Closed`` soon after this broker stops serving although the route still
-        names it: the primary cannot see that.
+        If the route has changed, raise ``Moved`` once the old route's primary is idle, or at once if that
+        primary has lost its lease. Raise ``Closed`` soon after this broker stops serving although the route
+        still names it: the primary cannot see that.
 
         The route may stay while the replica is replaced, because this broker was assigned again. Raise
         ``Moved`` then, too: readers would miss the bytes that the former replica still gets.

@@ -1,4 +1,4 @@
-"""Public keys of a provider, of a JSON Web Key Set (RFC 7517), and the signatures that they verify.
+"""Public keys of a provider, from its JSON Web Key Set (RFC 7517), and how they verify signatures.
 
 Only keys for RS256 and ES256 are taken. No key of a set is ever the secret of HS256: with a public key as the
 secret, every caller could sign.

@@ -108,8 +108,8 @@ def parse_changes(text: str) -> list[JournalChange]:
 
 
 def validate(spec: JournalSpec) -> None:
-    """Raise ``Invalid`` for a specification that is not to be applied. The original allows a retention below
-    zero, from which all fragments are too old."""
+    """Raise ``Invalid`` for a specification that is not to be applied. Refuse a retention below zero, which
+    the original allows: every fragment would be too old for it."""
     spec.validate()
     if (retention_ns := spec.fragment.retention_ns) < 0:
         raise Invalid(

@@ -82,8 +82,8 @@ def task_frame(
             "call": pa.repeat(uuid.uuid4().hex, tasks),
         }
     )
-    # Let one task distribute the items. Progress is read from the stage that has ``tasks`` tasks, and it
-    # must not be taken from this one.
+    # Let one task distribute the items. Progress is read from the stage with ``tasks`` tasks, so this stage
+    # must have another number.
     frame = spark.createDataFrame(table).coalesce(1).repartitionById(tasks, "task")
     return frame.mapInArrow(partial(_run, work, batch), schema)
 

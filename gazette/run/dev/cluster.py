@@ -185,8 +185,8 @@ class LocalCluster:
                 "--broker.drain-timeout=0s",
             )
         log_path = self.directory / "logs" / f"{name}.log"
-        # If this process dies, its brokers end, and need etcd to store fragments and to leave. So brokers
-        # inherit the lifeline, which etcd outlives. The original inherits no descriptor.
+        # If this process dies, its brokers end too, and need etcd until they have stored fragments and left.
+        # etcd runs while any process holds the lifeline: so our brokers inherit it.
         lifeline = () if self.settings.original is not None else (self.etcd.lifeline,)
         process = ChildProcess(name, argv, log_path, self.environ, self._clock, pass_fds=lifeline)
         return Broker(process, zone, self.settings.advertised_host, grpc_port, http_port)

@@ -389,7 +389,7 @@ _COMPARE_FIELDS: Final = {
 
 def _compares(kv: KeyValue, compare: rpc_pb2.Compare) -> bool:
     name = _COMPARE_FIELDS[compare.target]
-    # An operand of another target counts as none, which is 0 or empty.
+    # A compare that lacks the operand of its target compares with the default, 0 or empty.
     left: Any = getattr(kv, name)
     right: Any = getattr(compare, name)
     match compare.result:
