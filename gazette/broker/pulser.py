@@ -299,8 +299,8 @@ class Pulser:
 
     def _is_needless(self, entry: _Entry) -> bool:
         """Return True if a due pulse can be left out. For a pulse of the timer, see `Heartbeat.on_timer`.
-        Another one can if the replica is in step, no first fragment waits, and the last pulse has not
-        failed."""
+        Leave out any other pulse if the replica is in step, no first fragment waits, and the last pulse has
+        not failed."""
         if entry.is_tick:
             return entry.heartbeat.on_timer(rests=entry.replica.rests)
         # An append may have brought the peers in step already.

@@ -24,10 +24,10 @@ _SILENT_S: Final = 4.0
 class UploadLimits:
     """Offsets at which later primaries have begun. They limit uploads of former primaries. Loop-bound.
 
-    While its lease holds, a primary does not ask etcd about bytes of its own tenure, if it leads the journal
-    now, as its key space says. It uploads only what all replicas have acknowledged. About all other bytes,
-    a broker asks etcd for each upload: its key space may be behind etcd although it keeps its lease, and a
-    follower may have bytes that a later primary never had.
+    A broker asks etcd before each upload: its key space may be behind etcd although its lease holds, and a
+    follower may have bytes that a later primary never had. There is one exception: the bytes of a primary's
+    own tenure, while its lease holds and its key space says that it leads. A primary uploads only what all
+    replicas have acknowledged.
     """
 
     def __init__(self, etcd: Etcd, state: State, lease: LeaseGuard, clock: Clock) -> None:
@@ -42,7 +42,7 @@ class UploadLimits:
 
         Raise ``NotFound`` if the journal was deleted: its known head is gone, too. Raise ``Unavailable``
         while etcd does not answer, and for `_SILENT_S` after that. Raise ``Conflict`` for a value of another
-        version. After the last two, a later primary may have begun.
+        version. After ``Unavailable`` or ``Conflict``, a later primary may have begun.
         """
         if self._lease.holds and self._leads(journal, tenure):
             return None

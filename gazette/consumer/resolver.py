@@ -312,8 +312,8 @@ class Resolver:
             moved_up = slot < local_shard.slot
             is_same = moved_up or create_revision == local_shard.create_revision
             if moved_up and local_shard.shard.failure is not None:
-                # A promotion keeps the status. If that status is no failure, the failed assignment was
-                # deleted or could not report its failure: this is a new attempt.
+                # A promotion keeps the status. A status without a failure shows that this assignment is a new
+                # attempt. The failed assignment was deleted, or could not report its failure.
                 is_same = assignment.decoded.value.code is ReplicaCode.FAILED
             if not is_same or item_revision != local_shard.item_revision:
                 self._stop(local_item.item.decoded.id, local_shard)

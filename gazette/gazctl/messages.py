@@ -162,8 +162,7 @@ class MessageWriter:
         return True
 
     async def _follow(self, journal: ListedJournal) -> None:
-        """Read a journal until all reads end, or until it is deleted or suspended. Then it is read again once
-        it is there again."""
+        """Read a journal until all reads end; not while it is deleted or suspended."""
         name = journal.spec.name
         while True:
             try:
@@ -175,7 +174,7 @@ class MessageWriter:
                 self.context.terminal.note(f"{name}: {error.message}")
             self._names.discard(name)
             latest = self._listed.get(name)
-            # The list may have changed before this read ended. If it has not, it will.
+            # If the list has not changed yet, it will change, and `watch` then begins another read.
             if latest is None or latest.mod_revision == journal.mod_revision:
                 return
             if not self._begins(latest):

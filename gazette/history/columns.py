@@ -58,8 +58,8 @@ class MessageFormat:
     be empty: then the label of a journal says the place, or else it is ``uuid``. ``message`` names the class
     of protobuf messages as ``module:Class``. Without a class, the messages are read as if they had no UUIDs.
     ``malformed`` is the treatment of malformed frames, and of messages that do not fit their columns. With
-    ``null``, a malformed frame is a message with the UUID that the frame shows. Without one, and if it is
-    that of an acknowledgement, the message has no UUID.
+    ``null``, a malformed frame is a message with the UUID that the frame shows. The message has no UUID if
+    the frame shows none, or that of an acknowledgement.
     """
 
     content_type: str = CONTENT_JSON_LINES

@@ -120,8 +120,8 @@ class Wanted(NamedTuple):
     key_nodes: Any
     """By key: its node, or `_ABSENT` for the key of the UUID if that key is no field."""
     key_bounds: Any
-    """By node: the number of its first key. A last element is the number of all these keys. Only objects
-    have keys."""
+    """By node: the number of its first key; at the end, the number of all keys. Only nodes of objects have
+    keys."""
     kinds: Any
     """By node: its kind."""
     scales: Any

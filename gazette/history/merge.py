@@ -38,8 +38,8 @@ class CommittedRun:
     known: dict[int, tuple[int, int]] = field(default_factory=dict)
     """By producer of this run with earlier messages: its clocks ``acked`` and ``newest`` at the begin."""
     fates: dict[int, int] = field(default_factory=dict)
-    """By producer with messages that are pending at the end: the clock up to which they committed later. A
-    producer without a clock here committed none of them."""
+    """By producer whose messages are pending at the end of the run: the clock up to which these committed
+    later. A producer that is absent here has committed none of them."""
     clock_min: int = 0
     """Least clock of the run's messages; zero if some messages have no clock."""
     clock_max: int = 0
@@ -234,7 +234,7 @@ class _JournalFold:
         state, fate = summary.apply(former, lambda clock: self._resolve(run.run, producer, clock))
         waiting = self._waiting.setdefault(producer, [])
         if fate is not Undecided.PENDING:
-            # The fate is a clock, up to which pending messages have committed, or all are rolled back.
+            # If the fate is a clock, pending messages up to it have committed. Otherwise all are rolled back.
             if isinstance(fate, int) and former.begin is not None:
                 if producer in self._lost:
                     raise self._corrupt(producer, self._lost[producer])

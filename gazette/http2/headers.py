@@ -62,7 +62,7 @@ class HeaderDecoder:
         # A block that leaves the table as it is has the same fields when it comes again.
         keeps_table = not block or min(block) >= _REFERENCE
         if not keeps_table and was_empty and not _UPDATE <= block[0] < 2 * _UPDATE:
-            # A table that is empty before and after: the block has neither used nor added an entry.
+            # The table was empty before and after the block: the block has neither used nor added an entry.
             keeps_table = not table.dynamic_entries
         if not keeps_table or len(self._known) == _KNOWN_MAX:
             self._known.clear()

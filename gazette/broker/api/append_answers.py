@@ -27,7 +27,8 @@ _KEPT_REGISTERS_MAX: Final = 4
 def under_lease(context: BrokerContext, ended: Outcome) -> Outcome:
     """Return the outcome, or a failure if it was decided here and the lease may have ended since.
 
-    A broker that wakes up after its lease would refuse an append for registers or an offset of the past.
+    A broker that was paused beyond its lease knows only old registers and an old head. It would refuse an
+    append that is right by now.
     """
     if ended.ending is not Ending.COMMITTED and ended.ending is not Ending.REFUSED:
         return ended

@@ -384,7 +384,7 @@ class AppendFSM:
             return self._refuse(Status.REGISTER_MISMATCH)
         if seen.undecided_to > max(head, resume_at):  # Rule 4.
             return self._refuse(Status.FRAGMENT_STORE_UNHEALTHY, store_error=seen.undecided)
-        # Exact: the head was closed where the journal ended, or the later suspension says where that was.
+        # The journal's end is known exactly if the head was closed there, or a later suspension names it.
         is_head_exact = known_head.closed is not None or known_head.offset < resume_at
         if end < resume_at and (is_head_exact or not spec.may_write):  # Rule 5.
             self.roll_to = resume_at

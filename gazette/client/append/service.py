@@ -85,8 +85,8 @@ _TERMINAL: Final = frozenset(
 _TERMINAL_WHEN_CHECKED: Final = frozenset(
     {Status.JOURNAL_NOT_FOUND.name, Status.REGISTER_MISMATCH.name}
 )
-"""Statuses that end appends with ``check_registers``. Such a journal has one owner, and no other process
-replaces it. So its appends go on, unless the owner has lost the journal, or the journal is gone."""
+"""Statuses that end appends with ``check_registers``. They say that the journal is gone, or has another
+owner. After any other status the owner repeats its append: no other process would append in its place."""
 
 _QUIET_ATTEMPTS: Final = 4
 """Number of first attempts that may fail without a warning. Each hand-over of a journal makes some fail."""
@@ -445,9 +445,9 @@ class AppendService:
                 queue.flowing = False
                 is_adopted = queue.adopt_ledger(error)
                 if is_adopted:
-                    # A new primary refuses a session that names another ledger than its own, and names its
-                    # own. It is there: retry at once, however long brokers were not. Only between two
-                    # primaries that both answer, pause longer each time.
+                    # A new primary has refused the session, and has named its ledger. So it answers: retry at
+                    # once, even if brokers were away for long. If two primaries refuse in turn, pause longer
+                    # each time.
                     attempt, adoptions = adoptions - 1, adoptions + 1
                 # A first adoption is no trouble. Primaries that take turns are.
                 queue.trouble = "" if is_adopted and adoptions == 1 else reason_of(error)

@@ -43,8 +43,8 @@ class OidcProvider:
     def newest(self) -> KeySet:
         """Return the keys. Raise ``Unavailable`` if there are none, or only keys that are too old.
 
-        Keys are too old from the age `KEPT_S` on. If the last fetch has not failed, they are too old from
-        twice `REFRESH_S` on: the fetch that has begun may show that the provider has withdrawn them.
+        Keys are too old at the age of `KEPT_S`. While fetches do not fail, they are too old at twice
+        `REFRESH_S`: the fetch that runs then may show that the provider has withdrawn them.
         """
         keys = self._keys
         age_s = KEPT_S if keys is None else self._clock.monotonic() - keys.fetched_at
@@ -61,9 +61,9 @@ class OidcProvider:
     def key(self, algorithm: str, kid: str | None, issued_at: Any) -> PublicKey:
         """Return the key of a token. If there is no such key, have the keys fetched again.
 
-        Raise ``Unavailable`` while a fetch goes on, if the last one failed, or if the token says that it is
-        newer than the last one: its key may be newer, too. Raise ``NotAllowed`` if the last fetch has brought
-        no such key.
+        Raise ``Unavailable`` while a fetch goes on, if the last fetch failed, or if the token says that it is
+        newer than the last fetch: its key may be newer, too. Raise ``NotAllowed`` if the last fetch has
+        brought no such key.
         """
         if (key := self._find(algorithm, kid)) is not None:
             return key

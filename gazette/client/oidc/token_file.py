@@ -183,7 +183,7 @@ def renew(
     if not unsaved and not sign_in.is_due(clock.now()):
         return sign_in
     with locked(path, wait_s):
-        # Another process may have renewed it meanwhile. Many providers take a refresh token once.
+        # Another process may have renewed the sign-in. Many providers accept a refresh token only once.
         before = SignIn.read(path)
         sign_in = unsaved.get(before, before)
         is_due = sign_in.is_due(clock.now())

@@ -72,7 +72,8 @@ async def allocate(etcd: Etcd, ks: KeySpace, state: State, *, clock: Clock, pool
                 )
                 await clock.sleep(_RETRY_S)
                 continue
-        # Without a change, another round would find the same. The next one must see what this one changed.
+        # Wait for the changes of this round, and for another change: without it, the next round finds nothing
+        # new.
         await ks.wait_for_revision(applied)
         while ks.header.revision == revision:
             await ks.next_change()

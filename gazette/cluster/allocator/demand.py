@@ -43,8 +43,7 @@ class Demand:
         self.crowded: dict[MemberId, int] = {}
         """By leaving member, the number of further items that it keeps because all other members are full."""
         self.kept: dict[MemberId, Collection[str]] = {}
-        """By leaving member, the items that it may keep. The member keeps as many of them as its limit
-        says."""
+        """By leaving member, the items that it may keep. `limits` says how many of them the member keeps."""
         leaving = [
             kv for kv in members if kv.decoded.value.exiting() and self.limits[kv.decoded.id] > 0
         ]

@@ -31,8 +31,8 @@ SUSPENDED_POLL_S: Final = 2.0
 _LIFE_LOOKS_S: Final = (0.0, 1.0, 4.0)
 """Pauses in seconds before checks whether a source was created again: brokers learn of that late."""
 MISSING_LOOK_S: Final = 10.0
-"""Seconds between two looks at the reader of a source. If it has got no bytes from one to the next, ask
-whether a broker has bytes."""
+"""Seconds between two looks at the reader of a source. If the reader got no bytes in between, ask whether a
+broker has bytes."""
 SHORT_SOURCE_LOOKS: Final = 5
 SHORT_SOURCE_PAUSE_S: Final = 2.0
 SHORT_SOURCE_PAUSE_MAX_S: Final = 60.0
@@ -99,7 +99,7 @@ async def _watch_missing(
     there must not be skipped. The reader jumps once bytes after the gap are stored.
     """
     journal, start, question = reader.params.journal, reader.offset, RepeatedCall()
-    # Offsets of the reader: at the last look, where no bytes were missing, and where bytes may be missing.
+    # Offsets of the reader: at the last look; where no bytes were missing; where bytes may be missing.
     offset = asked_at = suspected_at = -1  # None of these so far.
     try:
         while True:

@@ -432,7 +432,7 @@ class Transactor:
             if self._poison is None or decoder is None:
                 raise
             decoder.skip(error)
-            if error.is_whole:  # Otherwise a fail-over must begin with the frame, to skip it again.
+            if error.is_whole:  # Else it has no known end yet: a fail-over reads it again.
                 self._skip_malformed(transaction, error)
                 sequencer.skip(error.journal, error.end)
             return

@@ -99,7 +99,7 @@ class MergedStream:
         if not end and self._file is None and len(self._held) + len(piece) <= HELD_BYTES_MAX:
             self._held += piece
             return
-        # Without an end, this stream has the output already, or would hold too much: write the whole piece.
+        # If no message ends here, write the whole piece: this stream has the output, or would hold too much.
         cut = end or len(piece)
         await self._write_out(piece[:cut])
         self._held += piece[cut:]

@@ -33,7 +33,7 @@ class ProgressLine:
 
     def __enter__(self) -> Self:
         if self._terminal.stderr.isatty():
-            # Only bars need these modules: they take as long as all that most commands do.
+            # Only bars need these modules, whose import takes as long as most commands run.
             from rich.console import Console
             from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 

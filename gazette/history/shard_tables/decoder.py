@@ -192,10 +192,10 @@ def _checked(array: pa.Array, column: Column, doubtful: Mask, buffer: bytes) -> 
     if not array.null_count:
         return array
     is_missing_null = column.default in (None, msgspec.UNSET)
-    # The default is null, and nothing else: all nulls are right, if the type permits null, or no text has it.
+    # The default is null. So each null is right if the type permits null, or if no message holds a null.
     if is_missing_null and (column.is_optional or b"null" not in buffer):
         return array
-    # No text has a null: so the field is missing, where the column has null. Give it the default.
+    # No message holds a null: a null in the column is a missing field. Replace it by the default.
     if not is_missing_null and column.default is not msgspec.NODEFAULT and b"null" not in buffer:
         return array.fill_null(pa.scalar(column.default, array.type))
     # Otherwise a null may be an error, or code makes the default: the decoder of the type decides.

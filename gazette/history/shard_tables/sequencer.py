@@ -93,8 +93,8 @@ class TableSequencer(Sequencer[Any]):
         self._chunks = 0
 
     def queue_batch(self, envelopes: Sequence[Envelope[Any]], start: int = 0) -> int:
-        """Make the drain of rows from ``start`` on. Return the position after them. They end before a row
-        that may commit messages which are not kept: that row has a drain of its own."""
+        """Make the drain of rows from ``start`` on. Return the position after these rows. A row that may
+        commit messages which are not kept gets a drain of its own."""
         assert isinstance(envelopes, DecodedRows)
         rows = envelopes.part(start, len(envelopes))
         stop = self._replaying_row(rows)
@@ -104,7 +104,7 @@ class TableSequencer(Sequencer[Any]):
             self.drain = _ReplayDrain(partial, rows.part(0, 1), self._offsets)
             self._count(rows.part(0, 1), np.array([QueueOutcome.ACK_COMMIT_REPLAY]))
             return start + 1
-        # A row that ends a span without a replay is sequenced alone.
+        # If the first row may end such a span, and needs no replay, sequence it alone.
         stop = max(1, stop)
         self.drain = _ChunkDrain(self, rows.part(0, stop))
         return start + stop
@@ -165,7 +165,7 @@ class TableSequencer(Sequencer[Any]):
         """Sequence messages of many producers that commit at once and in order. For other messages, return
         False and change nothing."""
         uuids, partials = chunk.rows.columns.uuids, self._partials[chunk.rows.form.journal]
-        # To look at a few first takes little of the time that it takes to sort the producers of all.
+        # Look at a few producers first: to sort the producers of all rows takes much longer.
         if len(np.unique(uuids.producers[at[:_LOOKED_AT]])) < _MANY_PRODUCERS:
             return False
         if np.isin(uuids.flags[at], (CONTINUE_TXN, ACK_TXN)).any():

@@ -145,7 +145,7 @@ class AppRun:
         database.wait = lambda future: of_process("wait_for", None, future)
         database.new_pool = lambda: of_process("new_commit_pool", None)
 
-    # What the user's code is given in place of the system's clocks.
+    # The clocks that the user's code gets in place of the system's.
 
     def wall_clock(self) -> float:
         """Return the wall clock of the process whose code runs."""

@@ -76,7 +76,7 @@ class Elsewhere:
     def fold(
         self, folded: Input, setup: Setup, seed: int, *, is_first: bool = True
     ) -> FoldResult | str:
-        """Fold there. Return the error if the application raises one.
+        """Fold in the other process. Return the text of the error if the application raises one.
 
         ``is_first`` begins a fold of several shards. In a database, the result has the rows of all of them.
         """

@@ -1,7 +1,7 @@
 """An event loop without real IO: ready callbacks run in order, and time jumps to the next timer.
 
-Callbacks and timers belong to a node (a simulated process) by the context that they were made in. A node
-can be held, as by SIGSTOP, or killed; then its callbacks are kept back, or forgotten.
+Callbacks and timers belong to a node (a simulated process): that of the context in which they were made. A
+node can be held, as by SIGSTOP: then its callbacks wait. Callbacks of a killed node are forgotten.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Livelock(Exception):
 class Handle(list[Any]):
     """A callback to come, as `asyncio.TimerHandle` is one: time, number, callback, arguments, context.
 
-    A list, as millions are made, and compared by their times, without any code of Python. The callback of
-    one that was cancelled is None.
+    Handles are lists, since millions are made and compared by their times: for lists, that runs no code of
+    Python. The callback of a cancelled handle is None.
     """
 
     __slots__ = ()

@@ -146,8 +146,8 @@ class SimMember(SimProcess):
         return worker is not None
 
     def passed(self, seconds: float) -> float:
-        """Wait at a failpoint, for ever in a process that was killed there. Return the seconds that the
-        caller must still wait itself."""
+        """Wait at a failpoint; for ever, in a process that was killed there. Return the seconds that the
+        caller must still wait."""
         if not self.node.alive:
             seconds = math.inf
         elif self.node.blocked:

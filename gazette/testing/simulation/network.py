@@ -1,9 +1,9 @@
 """gRPC channels and servers between the nodes of a simulation, and the trouble between them.
 
-As much of `grpc.aio` as brokers, clients and etcd use, with its ways of ending a call. Messages are
-encoded for real. Within a stream they keep their order; streams overtake each other. A blocked link
-loses nothing and delivers nothing: its messages wait, as those of TCP do, until the link is free again
-or an end gives its connection up.
+This is the part of `grpc.aio` that brokers, clients and etcd use, with its ways of ending a call. Messages
+are encoded for real. Within a stream they keep their order; streams overtake each other. A blocked link loses
+nothing and delivers nothing. As with TCP, its messages wait until the link is free again, or one side gives
+the connection up.
 """
 
 from __future__ import annotations
@@ -156,8 +156,8 @@ class Network:
                 connection.server_lost()
 
     def crashed(self, node: SimNode, *, silent: bool) -> None:
-        """Note that a node is dead. Unless ``silent`` (its machine is gone), its
-        kernel closes its connections.
+        """Note that a node is dead. Its kernel closes its connections, unless the machine is gone
+        (``silent``).
         """
         for address, server in list(self._servers.items()):
             if server.node is node:
@@ -207,7 +207,7 @@ class Network:
     def took(self, node: str, server: str, message: bytes, arrived_at: float) -> None:
         """Note that a node has taken a message of a read.
 
-        Streams are buffered: at the reader, and at a broker that passes on what another one gives.
+        Streams are buffered at the reader, and at a broker that passes on the stream of another broker.
         """
         response = broker_pb2.ReadResponse.FromString(message)
         content, since = hash(response.content), arrived_at

@@ -114,7 +114,7 @@ def run_seed(
 ) -> SeedResult:
     """Run one seed, or the part of its story with these messages and faults.
 
-    What it leaves is not collected: a process simulates some seeds, and ends.
+    Collect no garbage: the process simulates a few seeds, and ends.
     """
     gc.disable()
     begun = time.process_time()
@@ -238,9 +238,8 @@ def run_seeds(
 def in_child(
     setup: Setup, seeds: Sequence[int], call: Callable[[int], SeedResult]
 ) -> Generator[SeedResult, None, None]:
-    """Yield what a call returns for each seed in a forked process. If the process dies, the seed has failed.
-
-    Raise ``Invalid`` if the call does.
+    """Call ``call`` for each seed in a forked process, and yield its results. If the process dies, the seed
+    has failed. Raise the ``Invalid`` of a call.
     """
     with tempfile.TemporaryFile() as report:
         reading, writing = os.pipe()
@@ -287,7 +286,7 @@ def _death(seed: int, report: str, status: int) -> SeedResult:
     elif code < 0:
         what = f"its process dies by {signal.Signals(-code).name}"
     threads = [_FRAME.findall(thread) for thread in report.split("\n\n")]
-    # First threads that run the user's code, and then those that it waits for.
+    # Threads that run the user's code come first, then those for which that code waits.
     stacks = sorted(threads, key=lambda frames: not (frames and is_user_file(frames[0][0])))
     places = [
         f"{shown_path(file)}:{line} in {name}"

@@ -179,7 +179,8 @@ class ShardHistory:
         """Return the transactions that led to the state of a promotion, in order. Likelier ones come first.
 
         There are several possibilities if transactions changed no offset, as those of timers: a restored
-        checkpoint is then that of each. None: the promotion restored what no earlier one had committed.
+        checkpoint may then be that of any of them. The list is empty if no earlier promotion has committed
+        what this one restored.
         """
         own = [each for each in promotion.transactions if each.checkpoint is not None]
         return [[*before, *own] for before in self.leading_to(promotion)]
@@ -373,14 +374,15 @@ def _is(value: object, other: object) -> bool:
 
 
 def _are_same(checkpoint: Checkpoint, other: Checkpoint) -> bool:
-    """Compare the parts that transactions change. Restored checkpoints differ from written ones in others."""
+    """Compare the parts that transactions change. In other parts, a restored checkpoint differs from a
+    written one."""
     return (checkpoint.sources, checkpoint.ack_intents) == (other.sources, other.ack_intents)
 
 
 @contextlib.contextmanager
 def wrapped(owner: type, name: str, around: Callable[..., Any]) -> Iterator[None]:
-    """Let calls of a method go through ``around`` within the block, which gets the method first. Properties
-    are called when they are read."""
+    """Let calls of a method go through ``around`` within the block: ``around`` gets the method, and then the
+    arguments of the call. Reading a property counts as a call."""
     original = vars(owner)[name]
     is_property = isinstance(original, property)
     function: Any = original.fget if is_property else original

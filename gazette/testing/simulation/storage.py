@@ -1,7 +1,7 @@
 """Threads, local disks and blob stores of a simulation.
 
-A blocking call runs in a thread of the system, but never beside anything else: the loop stands still while
-it runs, and it stands still while it waits. What it waits for takes virtual time.
+A blocking call runs in a thread of the system. Either the call runs or the loop, never both. When the call
+waits, for example for a slow disk, virtual time passes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The threads of shards, in a simulation: real threads of which one at a time runs, when the loop says so.
 
-Code of a shard blocks in ordinary calls, so that it needs a stack of its own. The virtual loop gives its
-turn to a worker's thread and gets it back when that waits or has nothing to do. A turn is a callback of
-the worker's node: it comes after a random delay, not while the node is held, and never once it is dead.
+Code of a shard blocks in ordinary calls, so it needs a stack of its own. The virtual loop gives its turn to a
+worker's thread. It gets the turn back when the thread waits, or has nothing to do. A turn is a callback of
+the worker's node. It comes after a random delay, not while the node is held, and never once the node is dead.
 """
 
 from __future__ import annotations

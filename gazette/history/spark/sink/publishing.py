@@ -332,8 +332,8 @@ class _Record:
     def decide(
         self, commits: Mapping[str, Mapping[JournalName, bytes]]
     ) -> dict[str, dict[JournalName, bytes]]:
-        """Record the commits, unless there is a record. Return its commits. Raise ``Unavailable`` if the disk
-        refuses, or the new record is gone."""
+        """Record the commits, unless there is a record already. Return the commits of the record. Raise
+        ``Unavailable`` if the disk refuses, or the new record is gone."""
         if (recorded := self._load()) is not None:
             return recorded
         try:

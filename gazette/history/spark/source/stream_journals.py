@@ -174,7 +174,7 @@ class StreamJournals:
 
     def _take(self, known: Sources) -> Snapshot:
         """Return a new listing. Repeat the request while the broker that answers may lag behind its peers.
-        Raise ``Corrupt`` if a journal ends before what was read, and losses fail."""
+        Raise ``Corrupt`` if a journal ends before what was read, and lost bytes are an error."""
         # Begin at the offset that was read, and end before bytes that may still come. Lost bytes are
         # checked in each batch.
         begin = {journal: source.read_through for journal, source in known.items()}

@@ -201,7 +201,7 @@ class EtcdStore:
         if limit > 0:
             response.more = len(kvs) > limit
             if request.sort_order == rpc_pb2.RangeRequest.NONE:
-                # As in etcd: without an order, the limit (and one more) comes before the sorting.
+                # As in etcd: without an order, cut the keys to one more than the limit, and sort only these.
                 kvs = _sorted(kvs[: limit + 1], request)[:limit]
             else:
                 kvs = _sorted(kvs, request)[:limit]
@@ -293,7 +293,7 @@ class EtcdStore:
     def _holds(self, compare: rpc_pb2.Compare) -> bool:
         kvs = self._select(compare.key, compare.range_end, self.revision)
         if not kvs:
-            # As in etcd: no value compares in any way with that of an absent key.
+            # As in etcd: each comparison with the value of an absent key is false.
             if compare.target == rpc_pb2.Compare.VALUE:
                 return False
             kvs = [KeyValue()]
@@ -462,10 +462,9 @@ _Deletes: TypeAlias = "list[tuple[bytes, bytes]]"
 
 
 def _check_duplicates(operations: Sequence[rpc_pb2.RequestOp]) -> tuple[set[bytes], _Deletes]:
-    """Return the keys that a branch puts and the ranges that it deletes, also in nested ones.
-
-    Raise ``EtcdRefusal`` if it puts a key twice or puts what it deletes. As in etcd: a child that
-    deletes what a former child puts is allowed, and so is a delete without an end.
+    """Return the keys that a branch puts and the ranges that it deletes, also in nested branches. Raise
+    ``EtcdRefusal`` if the branch puts a key twice, or puts a key that it deletes. As in etcd, a nested branch
+    may delete what an earlier one puts, and a deletion may have no end.
     """
     puts: set[bytes] = set()
     deletes: _Deletes = [

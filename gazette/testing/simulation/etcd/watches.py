@@ -1,8 +1,8 @@
 """One stream of watches: which responses it owes to its client, and when. Pure.
 
-As in etcd, a watch that keeps up gets one response per write. One that falls behind, or begins in
-the past, catches up from the store in larger responses, whose headers are ahead of their events. If
-what it needs was compacted meanwhile, it is cancelled.
+As in etcd, a watch that keeps up gets one response per write. A watch that falls behind, or begins in the
+past, catches up from the store. It gets larger responses, whose headers are ahead of their events. If events
+that it needs were compacted meanwhile, it is cancelled.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class WatchStream:
         if not self._buffered:
             self._catch_up()
         if not self._buffered and self._progress_owed:
-            # Only now that every watch has what it is owed, as of etcd 3.5.8.
+            # As of etcd 3.5.8: report progress only once every watch has got its events.
             self._progress_owed -= 1
             self._buffer(rpc_pb2.WatchResponse(header=self._header(), watch_id=_BROADCAST))
         return self._buffered[0] if self._buffered else None
@@ -244,7 +244,7 @@ class WatchStream:
             self._buffer(part)
 
     def _buffer(self, response: rpc_pb2.WatchResponse) -> None:
-        # In order of writing: what is not delayed waits behind what is.
+        # Keep the order of writes: a response without a delay waits behind delayed ones.
         self._buffered.append(DueResponse(self.now() + self.delay_s, response))
 
     def _header(self) -> rpc_pb2.ResponseHeader:
