@@ -162,7 +162,8 @@ class MessageWriter:
         return True
 
     async def _follow(self, journal: ListedJournal) -> None:
-        """Read a journal until all reads end; not while it is deleted or suspended."""
+        """Read a journal until all reads end, or until it is deleted or suspended. Begin again if the list
+        has the journal again."""
         name = journal.spec.name
         while True:
             try:

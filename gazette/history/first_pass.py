@@ -250,8 +250,7 @@ def _pending_in(
 
 
 def _pending_from(summary: ProducerSummary, at: Offset) -> ProducerSummary | None:
-    """Return the part of a summary from offset ``at`` on. A checkpoint says that messages from there are
-    pending.
+    """Return the part of a summary from offset ``at`` on. By a checkpoint, messages from there are pending.
 
     Return None if the summary does not show that the pending messages begin there. All later messages of the
     producer are pending, or duplicates. So the part needs only their greatest clock.

@@ -69,9 +69,8 @@ class JoinOutcome(Generic[L, R]):
     """The outcome of adding a message."""
 
     late: bool
-    """True if the message came too late for any partner: the watermark has passed the last time that one may
-    have. The message then changed nothing. A message that is only a little older than the watermark is not
-    late, and pairs with the partners that are left."""
+    """True if the message came too late for any possible partner. The message then changed nothing. A message
+    a little behind the watermark may not be late: then it pairs with the partners that are left."""
     pairs: Sequence[JoinResult[L, R]]
     """The message with each partner so far, in the order of their times."""
 

@@ -27,8 +27,7 @@ _KEPT_REGISTERS_MAX: Final = 4
 def under_lease(context: BrokerContext, ended: Outcome) -> Outcome:
     """Return the outcome, or a failure if it was decided here and the lease may have ended since.
 
-    A broker that was paused beyond its lease knows only old registers and an old head. It would refuse an
-    append that is right by now.
+    A broker that was paused beyond its lease may refuse an append by registers or a head that are outdated.
     """
     if ended.ending is not Ending.COMMITTED and ended.ending is not Ending.REFUSED:
         return ended

@@ -72,8 +72,7 @@ async def allocate(etcd: Etcd, ks: KeySpace, state: State, *, clock: Clock, pool
                 )
                 await clock.sleep(_RETRY_S)
                 continue
-        # Wait for the changes of this round, and for another change: without it, the next round finds nothing
-        # new.
+        # Wait for the changes of this round, and for any other change: else the next round finds nothing new.
         await ks.wait_for_revision(applied)
         while ks.header.revision == revision:
             await ks.next_change()
