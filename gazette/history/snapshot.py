@@ -231,8 +231,8 @@ class Snapshot:
 
 
 def cover(fragments: Iterable[Piece], begin: Offset, end: Offset) -> tuple[Piece, ...]:
-    """Cut pieces, sorted by begin and end, so that none overlaps the pieces before it. Leave out bytes before
-    ``begin`` and after ``end``."""
+    """Cut ``fragments``, which are sorted by begin and end: no piece overlaps the pieces before it. Leave out
+    bytes before ``begin`` and after ``end``."""
     pieces: list[Piece] = []
     end_before = begin
     for piece in fragments:

@@ -118,7 +118,7 @@ def clear_stale_socket(path: str) -> None:
     try:
         is_socket = stat.S_ISSOCK(os.lstat(path).st_mode)
     except OSError:
-        return  # There is no such file, or the socket cannot be made: that error says why.
+        return  # There is no such file, or no socket can be made: the next error then says why.
     if not is_socket:
         raise cannot_listen(address, OSError(errno.EEXIST, "it exists, and is no socket"))
     with socket.socket(socket.AF_UNIX) as probe:

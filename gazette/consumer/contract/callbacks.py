@@ -89,7 +89,7 @@ def require_callbacks(application: Any) -> None:
 def require_instance(callback: str, value: object, kind: type, methods: Sequence[str] = ()) -> None:
     """Check that ``callback`` returned an object of class ``kind``, whose ``methods`` are plain functions.
 
-    Raise ``ApplicationFailed`` for another value, and ``Invalid`` for another method.
+    Raise ``ApplicationFailed`` for another value, and ``Invalid`` if a method is no plain function.
     """
     if value is None:
         raise ApplicationFailed(

@@ -1,8 +1,8 @@
 """The gate of the console: the key of its address, its cookie, and the headers of its answers.
 
-A process or a page that reaches the port would act with the token of the console's user. So each answer
-needs a cookie, and each document a header with a secret, too: browsers send cookies to servers at other ports
-of a host. Only the printed address gives both. `HttpGuard` refuses requests of other pages before.
+A process or a page that reaches the port would act with the token of the console's user. So each request
+needs a cookie, and a request for data also a header with a secret: browsers send cookies to servers at other
+ports of a host. Only the printed address gives both. `HttpGuard` has refused requests of other pages before.
 """
 
 from __future__ import annotations
