@@ -55,10 +55,10 @@ def read_once(
 ) -> Generator[Part, None, OnePass]:
     """Yield the combined rows of a run, as if it repeated no messages of earlier runs. Return its summary.
 
-    If the result says that the run must be read again, ignore the rows. It says so if a message is malformed
-    or does not fit, if ``combine`` raises, and for more than `_PENDING_MAX` producers with pending rows. Such
-    a message may never commit, or may be the end of a message of the run before: the second reading shows
-    this. A run with replayed messages is not read here: the result says so, too. Raise the errors of
+    If the result says that the run must be read again, ignore the rows. It says so if ``combine`` raises, and
+    for more than `_PENDING_MAX` producers with pending rows. It also says so if a message is malformed or
+    does not fit: the second reading shows whether such a message commits, or ends a message of the run
+    before. A run with replayed messages is not read here: the result says so, too. Raise the errors of
     `summarise_run`.
     """
     result = None

@@ -153,7 +153,7 @@ class _Shaper:
     def _node(self, node: Node) -> Sequence[Part]:
         match node:
             case str():
-                # A clean path leaves out components ".": the text may differ in the path.
+                # The stored path is clean: it lacks components "." that a template wrote.
                 return _ANY if "./" in f"{node}/" else (node,)
             case Condition():
                 return self._condition(node)

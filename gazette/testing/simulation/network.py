@@ -979,7 +979,7 @@ class SimContext:
         if task is None or task.done():
             return
         if self._network.rng.random() < 0.5:
-            task.cancel()  # In the other case, the handler may first see the stream end.
+            task.cancel()  # Otherwise, the handler may see the end of the stream first.
         else:
             loop = self._network.loop
             delay = self._network.rng.random() * 0.001
