@@ -513,7 +513,7 @@ class Scenario:
             network.slow(leader, peer, 0.0)
 
     async def _late_and_together(self) -> None:
-        """Break something amid a group commit, or let a copy of an append arrive late. Do so several times."""
+        """Break something amid a group commit, or let a copy of an append arrive late, several times."""
         for _ in range(self.rng.choice((2, 3, 4))):
             await self.rng.choice((self._amid_group, self._late_copy))()
             await self.clock.sleep(self.rng.choice((2.0, 40.0, 90.0)))

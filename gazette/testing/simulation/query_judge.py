@@ -23,7 +23,7 @@ _ROUNDING_S: Final = 0.001
 
 @dataclass(frozen=True, slots=True)
 class WrongRows:
-    """An answer that no right member gives."""
+    """What is wrong about an answer."""
 
     what: str
     details: str
@@ -31,11 +31,11 @@ class WrongRows:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """A commit of a promotion, or what it restored."""
+    """A state of a shard: what a promotion restored, or what one of its transactions left."""
 
     promotion: Promotion
     count: int
-    """Number of its transactions until then."""
+    """Number of the promotion's transactions until then."""
     rows: Rows | None
 
     @property
@@ -225,7 +225,7 @@ class QueryJudge:
         )
 
     def _chains(self, places: Sequence[_Place]) -> Iterator[list[RecordedTransaction]]:
-        """Yield what may have led to some places: see `ShardHistory.effective`."""
+        """Yield the transactions that may have led to each of these states: see `ShardHistory.effective`."""
         for place in places:
             promotion = place.promotion
             if id(promotion) not in self._before:

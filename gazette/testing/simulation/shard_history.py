@@ -26,12 +26,12 @@ from gazette.runtime.tasks import OpFuture
 from gazette.testing.simulation.states import Rows, left_state
 
 _CHAINS_MAX: Final = 6
-"""Most possibilities for what led to a state."""
+"""Greatest number of sequences of transactions that are tried for one state."""
 
 
 @dataclass(frozen=True, slots=True)
 class Consumed:
-    """Messages of one source that were consumed, or a timer that fired; else the end of the transaction."""
+    """One step of a transaction: messages of one source were consumed, a timer fired, or it ended."""
 
     now: float
     """The time that `shard.now` shows. Without timers, the wall clock."""
@@ -117,7 +117,7 @@ class Rebuilt:
         return not restored.ack_intents and offsets == ends
 
     def applied(self, chain: Sequence[RecordedTransaction]) -> list[RecordedTransaction]:
-        """Return the transactions with the messages of `spans` only. The last one has all that are left."""
+        """Return the transactions, with only messages of `spans`. A further one has those that they lack."""
         left = {(journal, span) for journal, spans in self.spans.items() for span in spans}
         transactions = []
         for transaction in chain:
@@ -176,16 +176,16 @@ class ShardHistory:
                 yield from transaction.steps
 
     def effective(self, promotion: Promotion) -> list[list[RecordedTransaction]]:
-        """Return the transactions that led to the state of a promotion, in order. Likelier ones come first.
+        """Return the sequences of transactions that may have led to a promotion's state, likelier ones first.
 
-        There are several possibilities if transactions changed no offset, as those of timers: a restored
-        checkpoint is then that of each. None: the promotion restored what no earlier one had committed.
+        There are several if transactions changed no offset, such as those of timers: then all of these have
+        the restored checkpoint. The list is empty if no earlier promotion had committed that checkpoint.
         """
         own = [each for each in promotion.transactions if each.checkpoint is not None]
         return [[*before, *own] for before in self.leading_to(promotion)]
 
     def leading_to(self, promotion: Promotion) -> list[list[RecordedTransaction]]:
-        """Return the transactions that led to what a promotion restored: see `effective`."""
+        """Return the sequences that may have led to what a promotion restored: see `effective`."""
         return list(islice(self._leading_to(promotion), _CHAINS_MAX))
 
     def note_rebuilt(self, rebuilt: Rebuilt) -> None:
@@ -193,7 +193,7 @@ class ShardHistory:
         self._rebuilt.append((len(self.promotions), rebuilt))
 
     def since_rebuilt(self, shard_id: str) -> list[RecordedTransaction] | None:
-        """Return the transactions since a backfill was about to replace the state; None if none was."""
+        """Return the transactions since the last backfill of a shard began; None without a backfill."""
         begins = [before for before, rebuilt in self._rebuilt if rebuilt.shard_id == shard_id]
         if not begins:
             return None
@@ -373,14 +373,14 @@ def _is(value: object, other: object) -> bool:
 
 
 def _are_same(checkpoint: Checkpoint, other: Checkpoint) -> bool:
-    """Compare the parts that transactions change. Restored checkpoints differ from written ones in others."""
+    """Compare only the parts that transactions change: in other parts, a restored checkpoint differs."""
     return (checkpoint.sources, checkpoint.ack_intents) == (other.sources, other.ack_intents)
 
 
 @contextlib.contextmanager
 def wrapped(owner: type, name: str, around: Callable[..., Any]) -> Iterator[None]:
-    """Let calls of a method go through ``around`` within the block, which gets the method first. Properties
-    are called when they are read."""
+    """Call ``around`` in place of a method within the block, with the method as its first argument. Replace
+    a property likewise: each read of it is a call."""
     original = vars(owner)[name]
     is_property = isinstance(original, property)
     function: Any = original.fget if is_property else original
