@@ -1,7 +1,7 @@
-"""The judge of a run: what its history says must be in the journals, is; and nothing else. Pure.
+"""The judge of a run: journals must have the bytes that its history says, and no others. Pure.
 
-Everything is derived from the history and the journals' bytes in the end, so that a verdict can be had
-again from what a run left. The kinds of violation:
+The verdict follows from the history and the final bytes of the journals. So it can be found again from the
+files that a run left. The kinds of violation:
 
 ============== ============================================================================
 ``lost``       an acknowledged append is not at the offsets of its acknowledgement
@@ -32,7 +32,7 @@ again from what a run left. The kinds of violation:
 ``client``     an operation that is retried failed for its caller
 ============== ============================================================================
 
-The last one, and whether journals have all replicas in etcd, are judged for rolling restarts only.
+``client``, and whether journals have all replicas in etcd, are judged for rolling restarts only.
 A declared loss of all replicas (`Lost`) excuses the bytes that only these replicas had, and nothing else.
 """
 
@@ -74,13 +74,13 @@ STORED = "fragments"
 _DELIVERY_S = 2.0
 """Seconds for which an answer may be on its way after its broker was killed."""
 _HELD = " held"
-"""End of the targets of cuts that hold bytes back."""
+"""Last word in the target of a cut that holds bytes back."""
 _CREATION_S = 15.0
 """Seconds by which the record of a creation may be late."""
 _STALE_S = 5.0
-"""Seconds after a journal has gone on in which a reader may still get bytes from before."""
+"""Seconds after a reset of the head in which a reader may still get bytes from before."""
 _PENDING_MAX = 12
-"""Greatest number of appends that may be under way at a time."""
+"""Greatest number of appends that may be in progress at a time."""
 _DEPTH_MAX = 3
 """Greatest number of lost appends that one read may add to the lost bytes that readers were shown before."""
 _DISK_FULL = "disk is full"
@@ -173,7 +173,7 @@ def _count(verdict: Verdict, figures: Figures, attempts: Iterable[Attempt]) -> N
 
 
 class _Book:
-    """The history, by what is asked of it."""
+    """The history, indexed for the questions of the judge."""
 
     def __init__(self, lease_s: float) -> None:
         self.journals: set[str] = set()
@@ -184,7 +184,7 @@ class _Book:
         self.lives: dict[str, Created] = {}
         """The last life of each journal."""
         self.created: dict[str, list[Created]] = defaultdict(list)
-        """All of them."""
+        """All lives of each journal."""
         self.stored_ops: dict[str, list[StoredOps]] = defaultdict(list)
         self.losses: dict[str, list[Lost]] = defaultdict(list)
         self.resets: dict[str, list[HeadReset]] = defaultdict(list)
@@ -218,7 +218,7 @@ class _Book:
         return self.attempts[self.by_op[op][0]].invoked.session
 
     def began(self, attempt: Attempt) -> float:
-        """Return when an append began. An attempt of a session may be answered for an earlier one."""
+        """Return when an append began; in a session, its first attempt: an answer may be about that one."""
         if not attempt.invoked.session:
             return attempt.invoked.time
         return self.attempts[self.by_op[attempt.invoked.op][0]].invoked.time
@@ -308,7 +308,7 @@ class _Book:
         return max(held, default=loss.time) + _DELIVERY_S
 
     def saw_what_was_lost(self, journal: str, time: float) -> bool:
-        """Return True if registers of that time may be those of appends that a declared loss took."""
+        """Return True if registers at that time may be from appends that were lost later, as declared."""
         if journal not in self._blind:
             self._blind[journal] = list(self._blind_times(journal))
         return any(begin <= time <= end for begin, end in self._blind[journal])
@@ -432,7 +432,7 @@ class _Reads:
     def _is_unanswered(self, event: Read, content: bytes) -> bool:
         """Return True if these bytes are of appends whose outcomes their clients do not know.
 
-        A broker shows an append before all replicas have it. If the broker dies just then, none may have it.
+        A broker shows an append before all replicas have it. If the broker dies just then, it may be gone.
         """
         resets = [one.time for one in self._book.resets[event.journal]]
         since = max((time for time in resets if time < event.time - _STALE_S), default=0.0)
@@ -478,9 +478,9 @@ class _Reads:
 def _explained(
     event: Read, content: bytes, begin: int, held: bytes, pending: Sequence[Attempt], depth: int = 0
 ) -> bytes | None:
-    """Return ``held`` and pending appends behind it that explain the bytes of a read; None if none do.
+    """Return lost bytes that explain a read: ``held``, followed by pending appends. None if none explain it.
 
-    These bytes are behind ``content``, from the offset ``begin`` on.
+    The read is then ``content`` up to the offset ``begin``, and the lost bytes from there on.
     """
     length = event.end - event.begin
     if not event.begin - len(held) <= begin <= event.end or begin > len(content):
@@ -692,7 +692,7 @@ def _wrong_offsets(places: Mapping[int, Sequence[Placed]], book: _Book) -> Itera
 
 
 def _late(placed: Sequence[Placed], book: _Book) -> Iterator[str]:
-    """Yield copies behind a later append of their session: it began only when the copied one was over."""
+    """Yield copies behind a later append of their session: it began only after the copied one had ended."""
     last: dict[str, Placed] = {}
     for one in placed:
         session = book.session_of(one.op)

@@ -1,4 +1,4 @@
-"""Judge quiet times, in which nothing is broken and every journal must serve. Pure."""
+"""Judges quiet times, in which nothing is broken and every journal must serve. Pure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _REASON_CHARACTERS = 160
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """Something that may not be."""
+    """One violation of what must hold."""
 
     kind: str
     journal: str
@@ -47,7 +47,7 @@ class _Window:
 
 
 class QuietTimes:
-    """Fold a history by ``enter``. It keeps the present state and what was wrong, and no events."""
+    """Folds a history by ``enter``. It keeps the present state and what was wrong, and no events."""
 
     def __init__(self) -> None:
         self._served: set[str] = set()

@@ -23,7 +23,7 @@ _DECODE_BYTES: Final = 1 << 30
 
 
 class BreakableStore:
-    """A directory of fragments. What is broken stays so until it is mended."""
+    """A directory of fragments. Each fault lasts until it is undone: `mend` undoes all."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -63,12 +63,12 @@ class BreakableStore:
             _set_writable(directory, writable=True)
 
     def mend(self) -> None:
-        """Put right whatever is broken."""
+        """Undo all faults."""
         self.show()
         self.unprotect()
 
     def _directories(self) -> Iterator[Path]:
-        # From the top: what is below may be made meanwhile, but not where it is protected already.
+        # From the top: brokers may create directories meanwhile, but not below a protected one.
         for path, _, _ in os.walk(self.directory):
             yield Path(path)
 
@@ -77,7 +77,7 @@ def _set_writable(directory: Path, *, writable: bool) -> None:
     if os.geteuid() != 0:
         directory.chmod(0o755 if writable else 0o555)
         return
-    # Modes do not concern root; this flag does.
+    # Root may write whatever the mode is, but not with this flag.
     opened = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         with contextlib.suppress(OSError):  # Not every file system has it: `can_protect` finds out.
@@ -89,7 +89,7 @@ def _set_writable(directory: Path, *, writable: bool) -> None:
 
 
 def fill_disk(pid: int) -> None:
-    """Let no file of a process grow any more: its writes are refused as by a full disk."""
+    """Let writes to files fail in a process, as on a full disk."""
     _, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
     resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, hard))
 

@@ -206,8 +206,8 @@ class Network:
         return due
 
     def took(self, node: str, server: str, message: bytes, arrived_at: float) -> None:
-        """Note that a node has taken a message of a Read call. If a broker passed it on, note the earlier time
-        at which that broker took it."""
+        """Note that a node has taken a message of a Read call. If a broker passed it on, note the earlier
+        time at which that broker took it."""
         response = broker_pb2.ReadResponse.FromString(message)
         content, since = hash(response.content), arrived_at
         former = self._read.get((server, response.offset))

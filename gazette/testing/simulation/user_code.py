@@ -231,7 +231,7 @@ def _substitutes(user: UserSurroundings) -> dict[int, Any]:
 
 
 class _RealInstances(type):
-    """The metaclass of substitutes: calls make instances of the real class. The user may derive from them."""
+    """The metaclass of substitutes: they make real instances, and count these as theirs. Users may derive."""
 
     real_class: type
 
