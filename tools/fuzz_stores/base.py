@@ -19,7 +19,7 @@ from gazette.recoverylog.log.recorder import Recorder
 from gazette.testing.recovery import MemoryLog, Replayer, pruned, take_over
 
 SHARD: Final[Any] = None
-"""Stores take nothing of their shard."""
+"""These stores use nothing of their shard."""
 
 ContentT = TypeVar("ContentT")
 
@@ -30,7 +30,7 @@ class Difference(AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class Commit(Generic[ContentT]):
-    """A commit: where it ends in the log, what the plain database held, and how to go back to it."""
+    """A commit: its end in the log, and the plain database then, as content and as a snapshot to restore."""
 
     end: int
     content: ContentT
@@ -55,7 +55,7 @@ class Fuzzer(ABC, Generic[ContentT]):
         self.checks = 0
         """Number of states that were compared."""
         self._floor = 0
-        """The log is not cut before this: hints need it."""
+        """The log is not cut before this offset: hints need what is before it."""
         self._owners = 0
         self._standby: _Standby | None = None
 
@@ -63,7 +63,7 @@ class Fuzzer(ABC, Generic[ContentT]):
 
     @abstractmethod
     def open_store(self, recorder: Recorder) -> Store:
-        """Open the store, with options that may be others each time."""
+        """Open the store, with options that may differ each time."""
 
     @abstractmethod
     def new_view(self, directory: Path) -> StateView:
@@ -87,7 +87,7 @@ class Fuzzer(ABC, Generic[ContentT]):
 
     @abstractmethod
     def content(self, reader: Any) -> ContentT:
-        """Read everything that a store, or a standby's reader, holds."""
+        """Read everything that is in a store, or in a standby's reader."""
 
     def check_files(self, directory: Path, expected: ContentT) -> None:
         """Check played-back files without the store. Default: nothing."""
@@ -138,7 +138,7 @@ class Fuzzer(ABC, Generic[ContentT]):
         content, snapshot = self.commit_plain()
         checkpoint = Checkpoint({"source": SourceCheckpoint(number)})
         appended = self.store.start_commit(SHARD, checkpoint, ()).result()
-        # What is recorded again to bound the log comes after the commit.
+        # What the store records again, to bound the log, comes after the commit.
         self.commits.append(Commit(appended.commit.end, content, snapshot))
 
     def _fail_over(self) -> None:
@@ -204,7 +204,7 @@ class Fuzzer(ABC, Generic[ContentT]):
 
 
 class _Standby:
-    """Plays the log back as it grows, and reads it by a view."""
+    """Plays the log back as it grows, and reads its state by a view."""
 
     def __init__(
         self, directory: Path, hints: FSMHints | None, new_view: Callable[[Path], StateView]

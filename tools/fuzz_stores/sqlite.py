@@ -162,7 +162,7 @@ class SQLiteFuzzer(Fuzzer[Content]):
             one(schema)
 
     def _both(self, sql: str, *bindings: Any) -> list[tuple[Any, ...]]:
-        """Execute SQL on both; what it gives, or which error, must be the same."""
+        """Execute SQL on both databases. Rows, or the error, must be the same."""
         self.say(f"{sql[:300]} {str(bindings)[:100]}")
         ours = _outcome(lambda: self.store.execute(sql, bindings).fetchall())
         if not self._plain.in_transaction:
@@ -294,7 +294,7 @@ class SQLiteFuzzer(Fuzzer[Content]):
     def _virtual(self, schema: str) -> None:
         rng, text = self.rng, self.rng.choice(_TEXTS)
         words, boxes, row = f"{schema}.words", f"{schema}.boxes", self.rng.randrange(40)
-        # SQLite itself cannot commit after a savepoint is rolled back within which FTS5 made a table.
+        # SQLite itself cannot commit after the roll-back of a savepoint in which FTS5 created a table.
         match rng.randrange(12) if not self._savepoints else rng.randrange(2, 11):
             case 0:
                 self._both(_FTS.format(schema))

@@ -1,4 +1,4 @@
-"""The diagnosis of a soak that is stuck: the state of everything, and the last complaints of processes."""
+"""The diagnosis of a soak that is stuck: states of shards and journals, and the last warnings in logs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _COMPLAINT: Final = re.compile(r"^\S+ (warning|error|fatal) ", re.MULTILINE)
 
 
 async def diagnose(cluster: SoakCluster, waits: Mapping[str, int]) -> str:
-    """Return some lines. ``waits``: for how many milliseconds each thing was waited for."""
+    """Return a text of some lines. ``waits``: milliseconds of waiting, by what was waited for."""
     lines = [f"waited {ms / 1000:.1f} s: {what}" for what, ms in _worst(waits)]
     load = ", ".join(f"{one:.1f}" for one in os.getloadavg())
     lines.append(f"load of the machine: {load}")
@@ -69,7 +69,7 @@ def _journals(cluster: SoakCluster) -> list[str]:
 
 
 def complaints(log_path: Path, count: int = COMPLAINTS) -> list[str]:
-    """Return the last lines of a log that are more than mere information."""
+    """Return the last warnings and errors of a log."""
     try:
         with log_path.open("rb") as log:
             log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL_BYTES))

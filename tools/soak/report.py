@@ -36,9 +36,9 @@ class Report:
     heads: dict[str, int] = field(default_factory=dict)
     """Journals whose heads were confirmed after all brokers had ended, by fault."""
     load: dict[str, float] = field(default_factory=dict)
-    """Load of the machine over a minute: at the beginning, in the mean, at most."""
+    """Load average of the machine over a minute: at the beginning, in the mean, at most."""
     bad_exits: dict[str, int] = field(default_factory=dict)
-    """Number of times that a process ended with another exit code than 0 after a request to stop, by both."""
+    """By process and exit code: how often a process was asked to stop, and ended with a code other than 0."""
     violations: list[str] = field(default_factory=list)
     directory: str = ""
 
@@ -129,7 +129,7 @@ class Report:
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """Return the smallest value that ``share`` of all are not above; 0 of none."""
+    """Return the smallest value that at least ``share`` of all values do not exceed; 0 without values."""
     if not values:
         return 0.0
     ordered = sorted(values)
