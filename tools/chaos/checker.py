@@ -314,7 +314,7 @@ class _Book:
         return any(begin <= time <= end for begin, end in self._blind[journal])
 
     def _blind_times(self, journal: str) -> Iterator[tuple[float, float]]:
-        """Yield the times from the beginning of the first append that each loss took until that loss."""
+        """Yield, for each loss, the time from the beginning of the first lost append until that loss."""
         for loss in self.losses.get(journal, ()):
             until = self._delivered(loss)
             taken = [
@@ -327,6 +327,7 @@ class _Book:
                 yield min(taken), until
 
     def _enter_fault(self, event: FaultEvent) -> None:
+        """Note which bytes, leases and logs a fault may hold back or cost."""
         if event.target.endswith(_HELD):
             if event.phase == "begun":
                 self._holding[event.kind, event.target] = event.time
@@ -500,6 +501,8 @@ def _explained(
 
 
 def _check_journal(verdict: Verdict, journal: str, content: bytes, book: _Book) -> None:
+    """Judge the bytes of a journal by the appends that were made to it."""
+
     def say(kind: str, texts: Iterable[str]) -> None:
         verdict.violations += [Violation(kind, journal, text) for text in texts]
 
@@ -547,11 +550,13 @@ def _check_journal(verdict: Verdict, journal: str, content: bytes, book: _Book) 
         and not book.saw_what_was_lost(journal, one.completed.time)
     ]
     begins = [one.begin for one in placed]
+    # Places from which on registers may be gone, since all replicas had ended.
     gone = {
         place
         for reset in book.resets[journal]
         for place in range(bisect_left(begins, reset.begin), bisect_right(begins, reset.offset) + 1)
     }
+    # Attempts that are not in the journal, but may have set registers for a while.
     undone = [
         one
         for one in attempts
@@ -578,7 +583,7 @@ def _reborn(old: Sequence[Attempt], places: Mapping[int, Sequence[Placed]]) -> I
 
 
 def _in_other_lives(journal: str, book: _Book) -> Iterator[str]:
-    """Yield acknowledged appends whose bytes are in the store of another life, however short the piece."""
+    """Yield acknowledged appends of which even a part is in the store of another life."""
     lives: dict[int, int] = {}
     for invoked, completed in _acknowledged(book.attempts_of[journal]):
         for created in book.created[journal]:
@@ -669,7 +674,7 @@ def _order(placed: Sequence[Placed], book: _Book) -> list[Attempt]:
 
 
 def _likelihood(attempt: Attempt, placed: Placed) -> int:
-    """Return a rank, likeliest first: acknowledged here, unknown, anything else."""
+    """Return 0 if an attempt was acknowledged at this place, and more the less likely it wrote the bytes."""
     completed = attempt.completed
     if attempt.outcome == "ok" and completed is not None and completed.begin == placed.begin:
         return 0

@@ -198,7 +198,7 @@ class ChaosCluster:
         return route_of(assignments), consistent
 
     def registered(self) -> dict[str, int]:
-        """Return the brokers that are in etcd, with the revisions as of which they joined."""
+        """Return the brokers that are in etcd, with the revisions at which they joined."""
         return {
             kv.key.split("#")[1]: kv.raw.create_revision
             for kv in self.key_space.prefixed(f"{ROOT}/members/")

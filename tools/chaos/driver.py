@@ -141,6 +141,7 @@ class Driver:
         return self._cluster.brokers[planned.target % len(self._cluster.brokers)]
 
     async def _begin(self, planned: Planned, scope: TaskScope) -> None:
+        """Begin a fault, unless its target has a fault already or does not run."""
         kind, broker = planned.kind, self._victim(planned)
         resource = kind.resource or broker.name
         free = resource not in self._active
@@ -219,6 +220,7 @@ class Driver:
                 await self._clock.sleep(_TICK_S)
 
     def _tick(self) -> None:
+        """Update the bounds with what is broken now."""
         now = self._recorder.time
         impaired = now < self._impaired_until or any(
             one.kind.effect is Effect.IMPAIRS for one in self._active.values()

@@ -29,7 +29,7 @@ class Invoked(msgspec.Struct, frozen=True, tag="invoked", omit_defaults=True):
     union: Labels = ()
     subtract: Labels = ()
     session: str = ""
-    """The session of the append, which is made again while its outcome is unknown; empty for none."""
+    """The session of the append; empty for none. It repeats the append while the outcome is unknown."""
 
 
 class Completed(msgspec.Struct, frozen=True, tag="completed", omit_defaults=True):

@@ -27,7 +27,7 @@ _HIDDEN_S: Final = 30.0
 
 
 class Lives:
-    """The specifications of a run, and those journals of it that live several times."""
+    """The journals of a run by their specifications. Some are deleted and created again."""
 
     def __init__(
         self, cluster: ChaosCluster, recorder: Recorder, specs: Sequence[JournalSpec]

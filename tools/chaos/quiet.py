@@ -151,6 +151,7 @@ class QuietTimes:
             self._window.heads[journal] = min(self._window.heads.get(journal, offset), offset)
 
     def _lacks(self) -> list[tuple[str, str, str]]:
+        """Return what the present quiet time lacks: kind of violation, journal and text of each."""
         window = self._window
         assert window is not None
         found = []

@@ -153,7 +153,7 @@ async def _run(trial: Trial) -> Verdict:
 
 
 class Trial:
-    """One run. ``say`` is given lines on its progress."""
+    """One run. ``say`` gets lines about its progress."""
 
     def __init__(
         self,

@@ -40,7 +40,7 @@ class Control:
         self._hanging(store).unlink(missing_ok=True)
 
     def hangs(self, directory: Path) -> bool:
-        """Return True while calls of the store in ``directory`` must not return."""
+        """Return True while calls of the store in ``directory`` must hang."""
         return any(self._hanging(part).exists() for part in directory.parts[-2:])
 
     def set_clock(self, broker: str, seconds: float) -> None:

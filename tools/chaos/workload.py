@@ -129,7 +129,7 @@ class Workload:
                 scope.spawn(kind(name, journal, client), name=name)
 
     def _client(self, address: str = "", *, routes: bool = True, fragments: bool = False) -> Client:
-        """Return a client, shared by all that ask for the same: connections are not what is tested here."""
+        """Return a client. Callers with the same arguments share it: this does not test connections."""
         key = (address, routes, fragments)
         if key not in self._clients:
             self._clients[key] = self._cluster.client(address, routes=routes, fragments=fragments)
@@ -407,6 +407,7 @@ class Appending:
     async def _outcome(
         self, params: AppendParams, op: int, length: int, session: SessionAppend | None
     ) -> tuple[Outcome, str, AppendResult | None]:
+        """Append. Return the outcome, the text of an error, and the result if there is one."""
         content = payload(op, length)
         timeout_s = _SLOW_TIMEOUT_S if self.slow else ATTEMPT_TIMEOUT_S
         self.status = self.ledger = ""

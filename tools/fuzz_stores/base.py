@@ -95,7 +95,7 @@ class Fuzzer(ABC, Generic[ContentT]):
     # -- the run
 
     def run(self, transactions: int) -> None:
-        """Raise `Difference` for a state that is not a commit, and what stores raise."""
+        """Run transactions. Raise `Difference` for a state that no commit left, and errors of stores."""
         try:
             self._open(None)
             while len(self.commits) < transactions:
@@ -142,7 +142,7 @@ class Fuzzer(ABC, Generic[ContentT]):
         self.commits.append(Commit(appended.commit.end, content, snapshot))
 
     def _fail_over(self) -> None:
-        """Let the process die within a transaction, and the log end at some append."""
+        """Let the owner die within a transaction, cut the log after an append, and check the next owner."""
         self.work()
         self.store.destroy()
         self.store = None
@@ -242,7 +242,7 @@ def difference(expected: Any, actual: Any) -> str:
 
 @contextlib.contextmanager
 def defaults(function: Any, **values: Any) -> Iterator[None]:
-    """Let keyword arguments of a function have other defaults, such as thresholds a short run reaches."""
+    """Let keyword arguments of a function have other defaults, such as thresholds that short runs reach."""
     before = function.__kwdefaults__
     function.__kwdefaults__ = {**before, **values}
     try:

@@ -1,4 +1,4 @@
-"""Clusters of brokers and of members, as keys of a `PaperEtcd`, with the work of all but the leader."""
+"""Clusters of brokers and of members, as keys of a `PaperEtcd`, and what all members but the leader write."""
 
 from __future__ import annotations
 

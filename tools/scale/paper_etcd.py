@@ -246,7 +246,7 @@ class _WatchCall:
 
 
 def item_prefix(key: bytes) -> bytes | None:
-    """Return what the keys of all assignments of one item begin with; None for another key."""
+    """Return the common prefix of an item's assignments, by the key of one of these; None for other keys."""
     if b"/assign/" not in key:
         return None
     return key[: key.index(b"#") + 1]

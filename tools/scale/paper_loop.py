@@ -1,4 +1,4 @@
-"""An event loop whose time is processor time, and the length of all waits: it skips these."""
+"""An event loop whose time is processor time plus the length of all waits. It skips the waits."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class PaperLoop(asyncio.SelectorEventLoop):
 
     @contextmanager
     def free(self) -> Iterator[None]:
-        """Do the work of other processes, in no time."""
+        """Let the work of a block take no time: other processes would do it."""
         began = time.process_time()
         try:
             yield

@@ -271,7 +271,7 @@ def _mismatches(
     appends: list[Append],
     gone: Iterable[Append],
 ) -> Iterator[str]:
-    """Yield acknowledged appends in whose place ``content`` has other bytes, except bytes of ``gone``."""
+    """Yield acknowledged appends in whose place ``content`` has other bytes; those of ``gone`` may be there."""
     end = offset + len(content)
     for append in appends:
         assert append.begin is not None

@@ -59,7 +59,7 @@ class Archive:
 
 
 class Pruner:
-    """Removes fragments, in rounds with pauses between what it plans and what it does."""
+    """Removes fragments in rounds: it plans a round, pauses, and removes."""
 
     def __init__(
         self,

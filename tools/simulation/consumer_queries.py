@@ -131,6 +131,7 @@ class MemberQueries:
         return grpc.method_handlers_generic_handler(_SERVICE, {"Fold": method})
 
     def _judge_end(self, running: _Running, context: Any) -> None:
+        """Require that a query ended in time, and with a code that its member may answer."""
         now = self._node.loop.now
         lasted, code = now - running.begun, context.code()
         if lasted > self._timeout_s + _LATE_S + self._held_s(running.begun, now):
@@ -183,7 +184,7 @@ class _Life:
 
 
 class Notes:
-    """What shards have committed and what writers know to be committed: the judge of answers."""
+    """Judges answers by what shards have committed, and by what writers know to be committed."""
 
     def __init__(self, loop: VirtualLoop, violated: Callable[[str], None]) -> None:
         self._loop = loop
@@ -280,6 +281,7 @@ class Notes:
             self._violated(f"Stat of {shard} said {read_through} when it was asked for {wanted}")
 
     def _missing(self, answer: Folds, read_through: dict[str, int]) -> list[int]:
+        """Return the numbers that are committed below these offsets, and missing in the answer."""
         has = set(answer.numbers)
         return sorted(
             number
@@ -298,6 +300,7 @@ class Notes:
         staleness_s: float,
         max_staleness_s: float | None,
     ) -> None:
+        """Require that a standby answered the state of a commit, and one as new as it says."""
         if max_staleness_s is None or staleness_s > max_staleness_s + _ROUNDING_S:
             self._violated(
                 f"an answer of {shard} is {staleness_s} s old, and {max_staleness_s} were asked for"

@@ -284,7 +284,7 @@ def answers_not_awaited() -> None:
 
 
 def any_proposal_taken() -> None:
-    """Let a replica commit the content that has arrived by any proposal that follows, such as a roll-back."""
+    """Let a replica commit the content that has arrived at any proposal that follows, even at a roll-back."""
 
     def commit_now(self: SpoolWriter, encoded: bytes) -> Fragment | None:
         encode, self.encode = self.encode, lambda proposal, registers: encoded  # type: ignore[method-assign]

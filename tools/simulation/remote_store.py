@@ -107,6 +107,7 @@ class RemoteStore(Store):
     def start_commit(
         self, shard: Shard, checkpoint: Checkpoint, wait_for: Collection[OpFuture[Any]]
     ) -> OpFuture[None]:
+        # Commit when all futures of `wait_for` are done, or fail with the first error of these.
         done: OpFuture[None] = OpFuture()
         timers = b"" if self._timers.is_empty else self._timers.to_json()
         new = RemoteRow(dict(self.state), timers, checkpoint.to_bytes())

@@ -162,7 +162,7 @@ class Scenario:
             "watch_delay_s": rng.choice((0.0, 0.03, 0.03)),
             "auto_suspend": rng.random() < 0.15,
             "suspend_after_idle_ticks": 2,
-            # Appends are short. By these values, spools write each one, a few at a time, or hardly any.
+            # Appends are short: with these values, spools write after each, after some, or hardly ever.
             "spool_memory_bytes": (0, 8_000, 200_000)[seed % 3],
         }
         replications: tuple[int, ...] = (1, 2, 3, 3)
@@ -1112,6 +1112,7 @@ class Scenario:
     # Reads.
 
     async def _tail(self, node: SimNode, journal: str, rng: random.Random) -> None:
+        """Follow a journal to the end of the run; in a new life, begin at its offset 0."""
         client = self.new_client(node)
         clock = NodeClock(self.world.loop)
         offset, created = 0, 0
@@ -1432,6 +1433,7 @@ class Writer:
         yield content[middle:]
 
     async def _with_registers(self, append: Append) -> None:
+        """Append, and set the register to the append's number. Mostly require its last known value."""
         tags, journal = self._scenario.tags, self._journal
         before = tags[journal]
         check = None

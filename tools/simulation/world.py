@@ -201,6 +201,7 @@ class World(Cluster):
 
     def _on_put(self, bucket: str, path: str, content: bytes, by: str) -> None:
         super()._on_put(bucket, path, content, by)
+        # Only fragments are noted, with their decoded bytes; of closings, only their number.
         journal, _, name = path.rpartition("/")
         if path.startswith(".test/") or SetAside.parse(journal, name) is not None:
             return

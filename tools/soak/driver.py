@@ -114,6 +114,7 @@ class Driver:
                 await self._one(fault)
 
     async def _one(self, fault: Fault) -> None:
+        """Make a fault, repair the cluster until everything is as before, and note the outcome."""
         began = self._clock.monotonic()
         faults, self._fault = self._faults, fault
         faults.target, faults.outage_s = "", 0.0
@@ -177,6 +178,7 @@ class Driver:
         return "nothing" if self._fault is None else self._fault.kind
 
     async def missing(self, since: float) -> str:
+        """Do what an operator does. Return what is still not as before, as text; empty if everything is."""
         cluster = self._cluster
         await self._start_what_ended()
         if missing := await cluster.missing_members():
@@ -207,14 +209,14 @@ class Driver:
                 await one.process.start()
 
     async def _confirm_heads(self) -> str:
-        """Confirm heads as an operator does after all brokers have ended: no process holds more.
+        """Confirm heads as an operator does after all brokers have ended: no process has further bytes.
 
         Raise ``Unavailable`` if they ended although they should not have.
         """
         if self.ended != {one.name for one in self._cluster.brokers}:
             return ""
         lease_s, outage_s = self._cluster.settings.lease_ttl_s, self._faults.outage_s
-        # Two thirds of a lease, at least, were left when etcd was last asked.
+        # Leases are renewed so often that at least two thirds were left when etcd went away.
         ends_brokers = self._fault is not None and self._fault.ends_brokers
         if not ends_brokers and outage_s < lease_s / 2:
             raise Unavailable(
@@ -233,6 +235,7 @@ class Driver:
         return ""
 
     async def _unassign_failed(self) -> None:
+        """Note FAILED shards, and unassign those that announce no restart."""
         found = await self._cluster.failed_shards()
         restarted = {name: error for name, error in found.items() if ANNOUNCED in error}
         for name in restarted.keys() - self._restarted.keys():

@@ -102,7 +102,7 @@ class QueryJudge:
     # Single answers.
 
     def _of_no_commit(self, answer: SeenRows) -> WrongRows:
-        """Compare an answer with the last state of the same offsets, or else with the last state of all."""
+        """Compare an answer, which no commit left, with the last state of the same offsets, or of any."""
         offsets = sources_of_state(answer.rows)
         places = self._all[answer.shard]
         alike = [place for place in places if sources_of_state(place.rows) == offsets]
@@ -123,7 +123,7 @@ class QueryJudge:
         )
 
     def _too_stale(self, answer: SeenRows, places: Sequence[_Place]) -> WrongRows | None:
-        """Require that the answer has each commit that is older than the age that the answer gives itself."""
+        """Require that an answer of some staleness has each commit that was durable so long before."""
         allowed = answer.max_staleness_s or 0.0
         if answer.staleness_s > allowed + _ROUNDING_S:
             return WrongRows(
@@ -215,7 +215,7 @@ class QueryJudge:
         )
 
     def _is_before(self, place: _Place, later: _Place) -> bool:
-        """Return True if a state led to another one, on every way that may have led there."""
+        """Return True if a state is before ``later`` in each sequence that may have led to ``later``."""
         return all(
             any(
                 len(chain) < len(later_chain) and chain == later_chain[: len(chain)]

@@ -1,4 +1,4 @@
-"""Seeds of an application, some in each forked process, and the shortest story of a seed that fails."""
+"""Runs seeds of an application in forked processes, and finds the shortest story of a seed that fails."""
 
 from __future__ import annotations
 

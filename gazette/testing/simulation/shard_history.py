@@ -46,7 +46,7 @@ class Consumed:
     """Begin and end of each message in its journal."""
     timer: Timer | None = None
     looks: tuple[tuple[int, float], ...] = ()
-    """Each time that `shard.now` showed, and the begin of the message. Empty if all are ``now``."""
+    """Begin of the message, and time, whenever `shard.now` was read. Empty if all times are ``now``."""
 
     @property
     def is_end(self) -> bool:
@@ -111,7 +111,7 @@ class Rebuilt:
     wall: float
 
     def is_of(self, restored: Checkpoint) -> bool:
-        """Return True if a restored checkpoint may be that of the state."""
+        """Return True if a restored checkpoint may be the one of this rebuilt state."""
         offsets = {name: source.read_through for name, source in restored.sources.items()}
         ends = {name: end for name, end in self.ends.items() if end or name in offsets}
         return not restored.ack_intents and offsets == ends
@@ -208,7 +208,7 @@ class ShardHistory:
     def _leading_to_restored(
         self, shard_id: str, restored: Checkpoint, index: int, number: int
     ) -> Iterator[list[RecordedTransaction]]:
-        """Yield what led to a checkpoint by the first ``index`` promotions and ``number`` rebuilds."""
+        """Yield what may have led to a checkpoint in the first ``index`` promotions and ``number`` rebuilds."""
         if not restored.sources and not restored.ack_intents:
             yield []
         for position in reversed(range(number)):

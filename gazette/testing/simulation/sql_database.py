@@ -160,7 +160,7 @@ class SimDatabase:
             self._pools.pop(key)[1].dispose()
 
     def forget(self, connection: Any) -> None:
-        """Roll back now: the server would do so at any time after a session is closed."""
+        """Roll back a closed session now: the server would do so at some later time."""
         session = self._sessions.pop(id(connection), None)
         if session is not None:
             with contextlib.suppress(Exception):  # The server may have ended it.

@@ -60,7 +60,7 @@ class Query:
         """The store of each shard, by its id."""
 
     def __call__(self, sql: str, bindings: Any = ()) -> list[tuple[Any, ...]]:
-        """Return the rows of all shards, whose stores are databases. A SQLStore has those of all shards."""
+        """Query the stores of all shards, and return all rows. One SQLStore has the rows of all shards."""
         stores = list(self.stores.values())
         if stores and all(map(_shares_rows, stores)):
             return [tuple(row) for row in stores[0].query(sql, bindings or None)]

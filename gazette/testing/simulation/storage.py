@@ -317,7 +317,7 @@ class StoreTrouble:
 
     error_chance: float = 0.0
     refuses: bool = False
-    """True if the store's errors are of a kind that waiting does not end, such as expired credentials."""
+    """True if the store's errors do not end by waiting, such as those of expired credentials."""
     lost_answer_chance: float = 0.0
     """Chance of a put that is performed, and answered as failed."""
     delay_s: float = 0.0
@@ -358,7 +358,7 @@ class Bucket:
 
 
 class SimStore:
-    """A `gazette.blobs.blob_store.BlobStore`: a bucket as one process sees it, which ``user`` names."""
+    """A `gazette.blobs.blob_store.BlobStore`: a bucket as the process ``user`` sees it."""
 
     def __init__(self, bucket: Bucket, threads: Threads, loop: VirtualLoop, user: str = "") -> None:
         self._bucket = bucket

@@ -184,7 +184,7 @@ class Story:
             for at, each in zip(times, sent, strict=False):
                 form, producer = _send_form(kinds, poison=poison), kinds.randrange(2)
                 if setup.load is not None:
-                    # The messages may be a protocol: they keep their order, and none is missing.
+                    # A user's messages may depend on each other: keep their order, and leave none out.
                     producer = 0
                     form = form if form in _COMMITTED else SendForm.ALONE
                 story.sends.append(Send(at, each, form, producer))

@@ -118,7 +118,7 @@ class TimeTraveller:
 
     @staticmethod
     def _moments(chosen: RecordedTransaction, before: int) -> Iterator[Moment]:
-        """Yield the moments of one commit: its offsets of sources, and some bytes before its end."""
+        """Yield moments of a commit: its offsets of sources, and a place ``before`` bytes before its end."""
         assert chosen.checkpoint is not None
         sources = chosen.checkpoint.sources
         if sources:
@@ -179,6 +179,6 @@ def _states_at(chain: Sequence[RecordedTransaction], moment: Moment) -> Iterator
 
 
 def _states_from(chain: Sequence[RecordedTransaction], rows: Rows | None) -> list[Rows | None]:
-    """Return the states of commits from the first one that left some rows."""
+    """Return the states of all commits from the first one that left these rows."""
     states = [each.left for each in chain]
     return states[states.index(rows) :] if rows in states else []

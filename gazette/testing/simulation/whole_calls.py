@@ -43,7 +43,7 @@ class SimWholeCall:
             self._calls.complete(self)
 
     def messages(self) -> list[bytes] | None:
-        """Return the encoded requests. They stay for a task to read, if it must."""
+        """Return the encoded requests. A task can still read them after `hand_back`."""
         requests: list[bytes] = self._requests.waiting()
         self.received = len(requests)
         return requests

@@ -252,7 +252,7 @@ class WatchStream:
 
 
 def _fragments(response: rpc_pb2.WatchResponse) -> list[rpc_pb2.WatchResponse]:
-    """Split a response that is too large for one message; all but the last say ``fragment``."""
+    """Split a response that is too large for one message. All parts but the last have ``fragment`` set."""
     if response.ByteSize() < FRAGMENT_BYTES:
         return [response]
     fragments: list[rpc_pb2.WatchResponse] = []
