@@ -271,7 +271,7 @@ def _mismatches(
     appends: list[Append],
     gone: Iterable[Append],
 ) -> Iterator[str]:
-    """Yield acknowledged appends in whose place ``content`` has other bytes; those of ``gone`` may be there."""
+    """Yield acknowledged appends in whose place ``content`` has other bytes, but for bytes of ``gone``."""
     end = offset + len(content)
     for append in appends:
         assert append.begin is not None
@@ -519,9 +519,8 @@ def _wrongly_refused(history: History, life: Life, appends: list[Append]) -> Ite
 def is_lost(history: History, append: Append, stored: list[Stored]) -> bool:
     """Return True if the bytes of an append may be gone.
 
-    They may be gone if an operator gave up the offsets. They may also be gone if all replicas ended, or lost
-    their leases, before a fragment had the bytes. But `UPLOAD_S` seconds without a fault between the first
-    and the last of these ends are enough for the other replicas to upload them.
+    So it is if an operator gave up the offsets. It is so, too, if all replicas ended, or lost their leases,
+    before a fragment had the bytes. But `UPLOAD_S` seconds without a fault in between suffice to upload them.
     """
     assert append.begin is not None
     if any(_gives_up(one, append) for one in history.confirmed):

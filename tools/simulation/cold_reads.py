@@ -44,10 +44,8 @@ _SHIPPED: Final = (fragment_reader.BLOCK_BYTES, fragment_reader.AHEAD_BYTES)
 
 
 def decode_in_steps(rng: random.Random | None) -> None:
-    """Choose how many bytes clients decode at once, so few that a short fragment may take several steps.
-
-    Without ``rng``, use the numbers of the shipped client.
-    """
+    """Choose how many bytes clients decode at once: so few that a short fragment may take several steps, or,
+    without ``rng``, as many as shipped clients."""
     block, ahead = _SHIPPED if rng is None else rng.choice((_SHIPPED, (300, 900)))
     vars(fragment_reader).update(BLOCK_BYTES=block, AHEAD_BYTES=ahead)
 

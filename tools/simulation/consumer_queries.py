@@ -226,8 +226,7 @@ class Notes:
     def pruned(self, journal: str, end: int) -> None:
         """Note that bytes below ``end`` were pruned before a shard read them.
 
-        A transaction that begins below ``end``, and ends later, is not judged either: a shard may read a part
-        of it.
+        A transaction that begins there, and ends later, is not judged either: a part of it may be read.
         """
         writes = self._writes.get(journal, [])
         at = next((i for i, (one, _) in enumerate(writes) if one > end), len(writes))

@@ -135,10 +135,8 @@ class _Probes:
     def _around(
         self, owner: Any, name: str, note: Callable[[Any, tuple[Any, ...], Any], None]
     ) -> None:
-        """Call ``note`` after each call of a method, with the object, the arguments and the result.
-
-        The first argument is the state that an `AppendFSM` had before the call; None for other classes.
-        """
+        """Call ``note`` after each call of a method: with the object, its arguments and its result.
+        The first argument is the state of an `AppendFSM` before the call; None for other classes."""
         before = vars(owner)[name]
         states = owner is AppendFSM
 

@@ -519,10 +519,8 @@ class Scenario:
             await self.clock.sleep(self.rng.choice((2.0, 40.0, 90.0)))
 
     async def _late_copy(self) -> None:
-        """Let the first attempt of an append arrive late, at a later primary.
-
-        A second attempt has succeeded before, and its session has appended more since.
-        """
+        """Let the first attempt of an append arrive late, at a later primary. Meanwhile a second attempt has
+        succeeded, and the session has appended more."""
         rng, journal = self.rng, self.rng.choice(list(self.plan.journals))
         hosts = self.world.assigned(journal)
         heir = rng.choice(hosts[1:] or self.plan.hosts)
@@ -603,8 +601,7 @@ class Scenario:
         if len(hosts) != 1:
             return
         (primary,) = hosts
-        # Of brokers with equal load, the first by name gets the journal. The oldest broker assigns it, and
-        # must not be the follower: the follower sees nothing.
+        # Of brokers with equal load, the first by name gets the journal. The oldest broker assigns it.
         follower = min(host for host in self.plan.hosts if host != primary)
         others = [host for host in self.plan.hosts if host != follower]
         await self._renew(follower)
@@ -1182,10 +1179,7 @@ class Scenario:
     # After the faults.
 
     async def _judge(self) -> None:
-        """Append to all journals, read them through each broker, and stop the brokers. All of that must work.
-
-        `checker` judges the bytes.
-        """
+        """Append to all journals, read them through each broker, and stop the brokers. All must work."""
         world = self.world
         for journal in self.plan.journals:
             await self._judge_append(journal)

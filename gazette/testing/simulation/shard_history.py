@@ -208,7 +208,7 @@ class ShardHistory:
     def _leading_to_restored(
         self, shard_id: str, restored: Checkpoint, index: int, number: int
     ) -> Iterator[list[RecordedTransaction]]:
-        """Yield what may have led to a checkpoint in the first ``index`` promotions and ``number`` rebuilds."""
+        """Yield what may have led to a checkpoint in so many first promotions and rebuilds."""
         if not restored.sources and not restored.ack_intents:
             yield []
         for position in reversed(range(number)):
