@@ -120,17 +120,17 @@ class Driver:
         started = self._clock.monotonic()
         async with TaskScope("storm") as scope:
             while (passed := self._clock.monotonic() - started) < seconds:
-                held: set[Effect] = set()
-                for one in list(planned):
-                    if one.begin > begin + passed:
+                held_back: set[Effect] = set()
+                for fault in list(planned):
+                    if fault.begin > begin + passed:
                         break
-                    if one.kind.effect in held:
+                    if fault.kind.effect in held_back:
                         continue
-                    if not self._may_begin(one):
-                        held.add(one.kind.effect)
+                    if not self._may_begin(fault):
+                        held_back.add(fault.kind.effect)
                         continue
-                    planned.remove(one)
-                    await self._begin(one, scope)
+                    planned.remove(fault)
+                    await self._begin(fault, scope)
                 await self._clock.sleep(_TICK_S)
             await self.heal()
 
@@ -223,12 +223,12 @@ class Driver:
         """Update the bounds with what is broken now."""
         now = self._recorder.time
         impaired = now < self._impaired_until or any(
-            one.kind.effect is Effect.IMPAIRS for one in self._active.values()
+            active.kind.effect is Effect.IMPAIRS for active in self._active.values()
         )
         away = {
-            one.resource for one in self._active.values() if one.kind.effect is Effect.GONE
+            active.resource for active in self._active.values() if active.kind.effect is Effect.GONE
         } | self._down
-        if any(one.kind.effect is Effect.ALL for one in self._active.values()):
+        if any(active.kind.effect is Effect.ALL for active in self._active.values()):
             away.add(ETCD)
         whole = not self._cluster.has_replicas()
         self._bounds.tick(now, impaired=impaired, whole=whole, away=away)

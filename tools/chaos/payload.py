@@ -82,8 +82,8 @@ def _damage(
     content: bytes, at: int, op: int, expected: bytes, lengths: Mapping[int, int]
 ) -> tuple[Damage, int]:
     """Return what is wrong with the payload at an offset, and the offset at which to continue."""
-    found = content[at : at + len(expected)]
-    same = _common(found, expected)
+    stored = content[at : at + len(expected)]
+    same = _common(stored, expected)
     stop = at + same
     if stop == len(content):
         return Damage("torn", op, at), stop

@@ -113,12 +113,12 @@ class QuietTimes:
 
     def violations(self) -> list[Violation]:
         """Return what was wrong in all quiet times."""
-        found = [Violation(*one) for one in self._wrong]
-        found += [
+        violations = [Violation(*wrong) for wrong in self._wrong]
+        violations += [
             Violation("unfinished", journal, "there was no quiet time")
             for journal in sorted(self._journals - self._served)
         ]
-        return found
+        return violations
 
     def _enter_gaps(self, journal: str, spans: Sequence[tuple[int, int]]) -> None:
         for (_, before), (begin, _) in pairwise([(0, 0), *spans]):
@@ -154,21 +154,21 @@ class QuietTimes:
         """Return what the present quiet time lacks: kind of violation, journal and text of each."""
         window = self._window
         assert window is not None
-        found = []
+        lacks = []
         for journal in sorted(self._journals):
             if not window.acknowledged[journal]:
                 reasons = window.reasons[journal].most_common(_REASONS)
                 texts = "; ".join(f"{count} times {text}" for text, count in reasons)
-                found.append(
+                lacks.append(
                     ("refuses", journal, f"nothing was acknowledged: {texts or 'no answer'}")
                 )
         for (journal, reader), position in sorted(self._positions.items()):
             head = window.heads.get(journal, 0)
             if position < head and not self._is_gap(journal, position):
-                found.append(
+                lacks.append(
                     ("stuck", journal, f"{reader} is at {position}, and the head at {head}")
                 )
-        return found
+        return lacks
 
     def perhaps_empty(self, journal: str) -> list[tuple[int, int]]:
         """Return the spans that readers may find empty, because of declared losses."""

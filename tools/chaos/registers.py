@@ -140,14 +140,14 @@ def _pending(
 
 def _with_pending(states: Sequence[LabelSet], pending: Iterable[Attempt]) -> set[LabelSet]:
     """Return the states, and those to which any of the pending attempts lead from there, in their order."""
-    found = set(states)
+    reached = set(states)
     for attempt in pending:
-        found |= {
+        reached |= {
             _changed(state, attempt.invoked)
-            for state in found
+            for state in reached
             if _passes(state, attempt.invoked.check)
         }
-    return found
+    return reached
 
 
 def _changed(before: LabelSet, invoked: Invoked) -> LabelSet:

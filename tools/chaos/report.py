@@ -34,7 +34,7 @@ def outages(
     Such a time began before the fault ended, and ended after the fault began. Faults at the same time may
     count the same time without an acknowledgement.
     """
-    found: dict[str, Outages] = defaultdict(Outages)
+    by_kind: dict[str, Outages] = defaultdict(Outages)
     begun: dict[tuple[str, str], float] = {}
     for fault in faults:
         key = (fault.kind, fault.target)
@@ -43,8 +43,8 @@ def outages(
         elif key in begun:
             begin = begun.pop(key)
             gaps = [_longest_gap(times, begin, fault.time) for times in acknowledged.values()]
-            found[fault.kind].seconds.append(max(gaps, default=0.0))
-    return dict(found)
+            by_kind[fault.kind].seconds.append(max(gaps, default=0.0))
+    return dict(by_kind)
 
 
 def _longest_gap(times: Sequence[float], begin: float, end: float) -> float:

@@ -317,14 +317,14 @@ class Trial:
             return  # One broker that does not give it is enough to know.
         gaps = self.recorder.quiet.perhaps_empty(journal)
         try:
-            held, holes = await _read_all(client, journal, gaps)
+            content, holes = await _read_all(client, journal, gaps)
         except (GazetteError, TimeoutError) as error:
             text = f"{name} did not give all of {journal}: {error}"
             self.recorder.record(Stopped(self.recorder.time, text))
             self._unread.add(journal)
         else:
-            self._record_final(name, journal, held, holes)
-            self._contents.setdefault(journal, held)
+            self._record_final(name, journal, content, holes)
+            self._contents.setdefault(journal, content)
 
     async def _end_brokers(self) -> None:
         """Send SIGTERM to all brokers at once, and require that each ends in good order."""

@@ -131,9 +131,9 @@ def plan(
 ) -> list[Planned]:
     """Return the faults of a run, in order. They depend on the arguments only."""
     planned = [
-        one
+        fault
         for effect in Effect
-        for one in _lane(
+        for fault in _lane(
             random.Random(f"{seed} {effect.name}"),
             seconds,
             brokers,
@@ -141,7 +141,7 @@ def plan(
             [kind for kind in kinds if kind.effect is effect],
         )
     ]
-    return sorted(planned, key=lambda one: one.begin)
+    return sorted(planned, key=lambda fault: fault.begin)
 
 
 def _lane(
@@ -160,9 +160,9 @@ def _lane(
         target = rng.randrange(brokers)
         yield _planned(rng, begin, kind, target, lease_s)
         if kind.effect is Effect.GONE and brokers > 1 and rng.random() < _TWINS:
-            other = (target + 1 + rng.randrange(brokers - 1)) % brokers
+            second = (target + 1 + rng.randrange(brokers - 1)) % brokers
             twin = rng.choices(kinds, weights)[0]
-            yield _planned(rng, begin + rng.uniform(0.0, _TWIN_S), twin, other, lease_s)
+            yield _planned(rng, begin + rng.uniform(0.0, _TWIN_S), twin, second, lease_s)
         begin += rng.uniform(*gap)
 
 

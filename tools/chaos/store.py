@@ -131,28 +131,28 @@ def read_store(directory: Path, journal: str) -> Stored:
         if not path.is_file() or not _is_fragment(path.name):
             continue
         fragment = Fragment.parse(journal, path.name)
-        held = _decoded(fragment, path)
-        if len(held) != fragment.length or digest(held) != fragment.sum.hex():
+        decoded = _decoded(fragment, path)
+        if len(decoded) != fragment.length or digest(decoded) != fragment.sum.hex():
             wrong.append(f"{path.name} does not hold what its name says")
             continue
         if fragment.begin > len(content):
             holes.append((len(content), fragment.begin))
             content += bytes(fragment.begin - len(content))
         overlap = min(len(content), fragment.end) - fragment.begin
-        if content[fragment.begin : fragment.begin + overlap] != held[:overlap]:
+        if content[fragment.begin : fragment.begin + overlap] != decoded[:overlap]:
             wrong.append(f"{path.name} differs from the files before it")
-        content += held[overlap:]
+        content += decoded[overlap:]
     return Stored(bytes(content), tuple(holes), tuple(wrong))
 
 
 def stored_ops(directory: Path, journal: str) -> tuple[int, ...]:
     """Return the operations that have bytes in any fragment of a journal, also in one that another hides."""
-    found: set[int] = set()
+    ops: set[int] = set()
     files = (directory / journal).iterdir() if (directory / journal).is_dir() else ()
     for path in files:
         if path.is_file() and _is_fragment(path.name):
-            found.update(ops_of(_decoded(Fragment.parse(journal, path.name), path)))
-    return tuple(sorted(found))
+            ops.update(ops_of(_decoded(Fragment.parse(journal, path.name), path)))
+    return tuple(sorted(ops))
 
 
 def _is_fragment(name: str) -> bool:

@@ -130,8 +130,8 @@ class Lane:
             if totals != list(range(1, len(totals) + 1)):
                 raise Broken(f"{self.name}: the counts of {word!r} are {totals}")
         if not self.is_done:
-            found = Counter({word: len(one) for word, one in self.totals.items()})
-            missing, extra = self.expected - found, found - self.expected
+            counted = Counter({word: len(one) for word, one in self.totals.items()})
+            missing, extra = self.expected - counted, counted - self.expected
             raise Broken(f"{self.name}: not counted {missing}, counted too often {extra}")
 
 
@@ -267,12 +267,12 @@ class Handover:
             listed = await shards.list_shards()
         except Unavailable:
             return ReplicaCode.IDLE, ""  # It is still starting.
-        found = [
+        statuses = [
             one for shard in listed.shards if shard.spec.id == lane.name for one in shard.status
         ]
-        if not found:
+        if not statuses:
             return ReplicaCode.IDLE, ""
-        return found[0].code, "; ".join(found[0].errors)
+        return statuses[0].code, "; ".join(statuses[0].errors)
 
     async def work(self, shards: ShardClient, *lanes: Lane, tail: int = 200) -> None:
         """Publish while the owner counts. Return in the middle of its work.

@@ -122,17 +122,17 @@ class Mixed:
                 continue
             async with self.client(broker) as client:
                 for name, expected in self.expected.items():
-                    found = b""
+                    read = b""
                     async with (
                         asyncio.timeout(_WAIT_S),
                         client.retry_reader(ReadParams(name)) as reader,
                     ):
-                        while len(found) < len(expected):
-                            found += await reader.read()
-                    self._compare(name, found)
+                        while len(read) < len(expected):
+                            read += await reader.read()
+                    self._compare(name, read)
             for name in _JOURNALS:
-                found = await self.gazctl(broker, "journals", "read", "-l", f"name={name}")
-                self._compare(name, found)
+                read = await self.gazctl(broker, "journals", "read", "-l", f"name={name}")
+                self._compare(name, read)
 
     def _compare(self, name: str, found: bytes) -> None:
         expected = self.expected[name]

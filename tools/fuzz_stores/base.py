@@ -166,10 +166,10 @@ class Fuzzer(ABC, Generic[ContentT]):
                 self.check_files(files / "copy", last.content)
         self._open(self.hints)
         shutil.rmtree(self.directory / f"owner-{self._owners - 2}", ignore_errors=True)
-        found = self.store.restore_checkpoint(SHARD)
+        checkpoint = self.store.restore_checkpoint(SHARD)
         self.compare(self.content(self.store), last.content, "what the next owner recovers")
-        if found.sources["source"].read_through != durable - 1:
-            raise Difference(f"the checkpoint is {found}, not that of commit {durable - 1}")
+        if checkpoint.sources["source"].read_through != durable - 1:
+            raise Difference(f"the checkpoint is {checkpoint}, not that of commit {durable - 1}")
         self.restore_plain(last.snapshot)
 
     @contextlib.contextmanager

@@ -376,7 +376,7 @@ def _outcome(call: Callable[[], Any]) -> Any:
 
 def dump(query: Query) -> Content:
     """Read everything that a connection has: definitions, rows, and what full-text search finds."""
-    found: Content = {}
+    content: Content = {}
     schemas = [
         str(name) for (name,) in query("SELECT name FROM pragma_database_list ORDER BY name")
     ]
@@ -388,17 +388,17 @@ def dump(query: Query) -> Content:
             " WHERE tbl_name NOT LIKE 'gazette_%' ORDER BY name, type"
         )
         if definitions:
-            found[schema] = definitions
+            content[schema] = definitions
         for pragma in ("user_version", "application_id"):
             if (value := query(f"PRAGMA {schema}.{pragma}")) != [(0,)]:
-                found[f"{schema}.{pragma}"] = value
+                content[f"{schema}.{pragma}"] = value
         for name in _tables(definitions):
             rows = query(f'SELECT * FROM {schema}."{name}"')
-            found[f"{schema}.{name}"] = sorted(repr(row) for row in rows)
+            content[f"{schema}.{name}"] = sorted(repr(row) for row in rows)
             if name == "words":
                 sql = f"SELECT rowid FROM {schema}.words WHERE words MATCH 'two' ORDER BY rowid"
-                found[f"{schema}.words found"] = query(sql)
-    return found
+                content[f"{schema}.words found"] = query(sql)
+    return content
 
 
 def _tables(definitions: list[tuple[Any, ...]]) -> Iterator[str]:

@@ -231,15 +231,15 @@ class SoakCluster(ChaosCluster):
         A process whose lease has run out may not know it yet, and is going to end.
         """
         assert self._client is not None
-        there: set[str] = set()
+        present: set[str] = set()
         try:
             for root in (BROKERS, ROOT):
-                found = await self._client.range(f"{root}/members/", keys_only=True)
-                there |= {kv.key.decode().rpartition("#")[2] for kv in found.kvs}
+                listed = await self._client.range(f"{root}/members/", keys_only=True)
+                present |= {kv.key.decode().rpartition("#")[2] for kv in listed.kvs}
         except GazetteError as error:
             return f"members cannot be listed: {error!r}"
         names = {one.name for one in self.brokers} | {one.name for one in self.members}
-        return f"not in etcd: {', '.join(sorted(names - there))}" if names - there else ""
+        return f"not in etcd: {', '.join(sorted(names - present))}" if names - present else ""
 
     async def touch_etcd(self, key: str) -> None:
         """Write a value that no process watches."""
@@ -249,8 +249,8 @@ class SoakCluster(ChaosCluster):
     async def compact_etcd(self) -> None:
         """Let etcd compact all revisions before the present one."""
         assert self._client is not None
-        found = await self._client.range(f"{ROOT}/members/", keys_only=True)
-        await self._client.compact(found.header.revision)
+        listed = await self._client.range(f"{ROOT}/members/", keys_only=True)
+        await self._client.compact(listed.header.revision)
 
     async def missing_shards(self) -> str:
         """Return what is missing until every shard has a primary and ready standbys; else an empty text."""

@@ -22,16 +22,16 @@ _COMPLAINT: Final = re.compile(r"^\S+ (warning|error|fatal) ", re.MULTILINE)
 async def diagnose(cluster: SoakCluster, waits: Mapping[str, int]) -> str:
     """Return a text of some lines. ``waits``: milliseconds of waiting, by what was waited for."""
     lines = [f"waited {ms / 1000:.1f} s: {what}" for what, ms in _worst(waits)]
-    load = ", ".join(f"{one:.1f}" for one in os.getloadavg())
+    load = ", ".join(f"{average:.1f}" for average in os.getloadavg())
     lines.append(f"load of the machine: {load}")
     lines += await _shards(cluster)
     lines += _journals(cluster)
-    everybody: list[Broker | Member] = [*cluster.brokers, *cluster.members]
-    for one in everybody:
-        process = one.process
-        state = "stopped" if one.paused else "runs" if process.running else "ended"
+    members: list[Broker | Member] = [*cluster.brokers, *cluster.members]
+    for member in members:
+        process = member.process
+        state = "stopped" if member.paused else "runs" if process.running else "ended"
         code = "" if process.running else f" with {process.exit_code}"
-        lines.append(f"{one.name} {state}{code}; its log {process.log_path}:")
+        lines.append(f"{member.name} {state}{code}; its log {process.log_path}:")
         lines += [f"    {line}" for line in await asyncio.to_thread(complaints, process.log_path)]
     return "\n".join(lines)
 

@@ -200,13 +200,13 @@ class Driver:
     async def _start_what_ended(self) -> None:
         """Start every process again that has ended, as the supervisor of a cluster does."""
         brokers, members = self._cluster.brokers, self._cluster.members
-        self.ended |= {one.name for one in brokers if not one.process.running}
+        self.ended |= {child.name for child in brokers if not child.process.running}
         processes: list[Process] = [*brokers, *members]
-        for one in processes:
-            if not one.process.running:
-                self._note("ended", process=one.name, code=one.process.exit_code)
+        for child in processes:
+            if not child.process.running:
+                self._note("ended", process=child.name, code=child.process.exit_code)
                 # Do not wait until it serves: it may need another process that is down.
-                await one.process.start()
+                await child.process.start()
 
     async def _confirm_heads(self) -> str:
         """Confirm heads as an operator does after all brokers have ended: no process has further bytes.
@@ -236,13 +236,13 @@ class Driver:
 
     async def _unassign_failed(self) -> None:
         """Note FAILED shards, and unassign those that announce no restart."""
-        found = await self._cluster.failed_shards()
-        restarted = {name: error for name, error in found.items() if ANNOUNCED in error}
+        errors = await self._cluster.failed_shards()
+        restarted = {name: error for name, error in errors.items() if ANNOUNCED in error}
         for name in restarted.keys() - self._restarted.keys():
             self.restarts += 1
             self._note("restarted", replica=name, error=restarted[name])
         self._restarted = restarted
-        failed = {name: error for name, error in found.items() if name not in restarted}
+        failed = {name: error for name, error in errors.items() if name not in restarted}
         if not failed:
             return
         new = {name: error for name, error in failed.items() if self._failed.get(name) != error}

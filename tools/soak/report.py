@@ -59,15 +59,15 @@ class Report:
         self.heads = {kind: count for kind, count in sorted(heads.items()) if count}
         self.restarted = {kind: count for kind, count in sorted(restarted.items()) if count}
         self.failed = {kind: count for kind, count in sorted(failed.items()) if count}
-        for kind, found in sorted(by_kind.items()):
-            service = [one.service_s for one in found]
+        for kind, outcomes_of_kind in sorted(by_kind.items()):
+            service = [one.service_s for one in outcomes_of_kind]
             self.by_kind[kind] = {
-                "times": len(found),
-                "lasted_s": round(quantile([one.lasted_s for one in found], 0.5), 1),
+                "times": len(outcomes_of_kind),
+                "lasted_s": round(quantile([one.lasted_s for one in outcomes_of_kind], 0.5), 1),
                 "service_s": round(quantile(service, 0.5), 1),
                 "service_p99_s": round(quantile(service, 0.99), 1),
                 "service_max_s": round(max(service), 1),
-                "settled_max_s": round(max(one.settled_s for one in found), 1),
+                "settled_max_s": round(max(one.settled_s for one in outcomes_of_kind), 1),
             }
 
     def add_latencies(self, seconds: Sequence[float]) -> None:
