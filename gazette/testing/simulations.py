@@ -29,11 +29,11 @@ class SimulationFailed(AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class SimulationResult:
-    """What the seeds of a simulation came to, if none has failed."""
+    """The result of a simulation in which no seed has failed."""
 
     seeds: int
     seconds: float
-    """Of the processor."""
+    """Processor time."""
 
 
 def simulate(

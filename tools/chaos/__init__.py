@@ -1,5 +1,5 @@
-"""``gazette chaos``: a cluster under load is broken on purpose, and what came of it is checked.
+"""``gazette chaos``: breaks a cluster under load on purpose, and checks its bytes afterwards.
 
-``run`` is the command; ``driver`` breaks, ``workload`` appends and reads, ``cluster`` and ``network`` are
-what is broken; ``history`` is what is written down, and ``checker`` and ``registers`` judge it (pure).
+``run`` is the command. ``driver`` makes the faults of ``cluster`` and ``network``; ``workload`` appends and
+reads. ``history`` has all events of a run; ``checker`` and ``registers`` judge it (pure).
 """

@@ -1,7 +1,7 @@
-"""The judge of a run: what its history says must be in the journals, is; and nothing else. Pure.
+"""The judge of a run: journals must have the bytes that its history says, and no others. Pure.
 
-Everything is derived from the history and the journals' bytes in the end, so that a verdict can be had
-again from what a run left. The kinds of violation:
+The verdict follows from the history and the final bytes of the journals. So it can be found again from the
+files that a run left. The kinds of violation:
 
 ============== ============================================================================
 ``lost``       an acknowledged append is not at the offsets of its acknowledgement
@@ -32,7 +32,7 @@ again from what a run left. The kinds of violation:
 ``client``     an operation that is retried failed for its caller
 ============== ============================================================================
 
-The last one, and whether journals have all replicas in etcd, are judged for rolling restarts only.
+``client``, and whether journals have all replicas in etcd, are judged for rolling restarts only.
 A declared loss of all replicas (`Lost`) excuses the bytes that only these replicas had, and nothing else.
 """
 
@@ -74,13 +74,13 @@ STORED = "fragments"
 _DELIVERY_S = 2.0
 """Seconds for which an answer may be on its way after its broker was killed."""
 _HELD = " held"
-"""End of the targets of cuts that hold bytes back."""
+"""Last word in the target of a cut that holds bytes back."""
 _CREATION_S = 15.0
 """Seconds by which the record of a creation may be late."""
 _STALE_S = 5.0
-"""Seconds after a journal has gone on in which a reader may still get bytes from before."""
+"""Seconds after a reset of the head in which a reader may still get bytes from before."""
 _PENDING_MAX = 12
-"""Greatest number of appends that may be under way at a time."""
+"""Greatest number of appends that may be in progress at a time."""
 _DEPTH_MAX = 3
 """Greatest number of lost appends that one read may add to the lost bytes that readers were shown before."""
 _DISK_FULL = "disk is full"
@@ -173,7 +173,7 @@ def _count(verdict: Verdict, figures: Figures, attempts: Iterable[Attempt]) -> N
 
 
 class _Book:
-    """The history, by what is asked of it."""
+    """The history, indexed for the questions of the judge."""
 
     def __init__(self, lease_s: float) -> None:
         self.journals: set[str] = set()
@@ -184,7 +184,7 @@ class _Book:
         self.lives: dict[str, Created] = {}
         """The last life of each journal."""
         self.created: dict[str, list[Created]] = defaultdict(list)
-        """All of them."""
+        """All lives of each journal."""
         self.stored_ops: dict[str, list[StoredOps]] = defaultdict(list)
         self.losses: dict[str, list[Lost]] = defaultdict(list)
         self.resets: dict[str, list[HeadReset]] = defaultdict(list)
@@ -208,17 +208,17 @@ class _Book:
     @cached_property
     def attempts_of(self) -> dict[str, list[Attempt]]:
         """The attempts by journal. Use this only once all of the history is entered."""
-        found: dict[str, list[Attempt]] = defaultdict(list)
+        attempts: dict[str, list[Attempt]] = defaultdict(list)
         for attempt in self.attempts.values():
-            found[attempt.invoked.journal].append(attempt)
-        return found
+            attempts[attempt.invoked.journal].append(attempt)
+        return attempts
 
     def session_of(self, op: int) -> str:
         """Return the session of an append; empty for none."""
         return self.attempts[self.by_op[op][0]].invoked.session
 
     def began(self, attempt: Attempt) -> float:
-        """Return when an append began. An attempt of a session may be answered for an earlier one."""
+        """Return when an append began; in a session, its first attempt: an answer may be about that one."""
         if not attempt.invoked.session:
             return attempt.invoked.time
         return self.attempts[self.by_op[attempt.invoked.op][0]].invoked.time
@@ -308,13 +308,13 @@ class _Book:
         return max(held, default=loss.time) + _DELIVERY_S
 
     def saw_what_was_lost(self, journal: str, time: float) -> bool:
-        """Return True if registers of that time may be those of appends that a declared loss took."""
+        """Return True if registers at that time may be from appends that were lost later, as declared."""
         if journal not in self._blind:
             self._blind[journal] = list(self._blind_times(journal))
         return any(begin <= time <= end for begin, end in self._blind[journal])
 
     def _blind_times(self, journal: str) -> Iterator[tuple[float, float]]:
-        """Yield the times from the beginning of the first append that each loss took until that loss."""
+        """Yield, for each loss, the time from the beginning of the first lost append until that loss."""
         for loss in self.losses.get(journal, ()):
             until = self._delivered(loss)
             taken = [
@@ -327,6 +327,7 @@ class _Book:
                 yield min(taken), until
 
     def _enter_fault(self, event: FaultEvent) -> None:
+        """Note which bytes, leases and logs a fault may hold back or cost."""
         if event.target.endswith(_HELD):
             if event.phase == "begun":
                 self._holding[event.kind, event.target] = event.time
@@ -358,25 +359,27 @@ class _Book:
 
 
 def _covers_any(spans: Iterable[tuple[int, int]], begin: int, end: int) -> bool:
-    return any(one < end and begin < other for one, other in spans)
+    return any(first < end and begin < last for first, last in spans)
 
 
 def _unfinished(book: _Book, contents: Mapping[str, bytes]) -> list[Violation]:
-    found = []
+    violations = []
     if not book.lives:
-        found.append(Violation("unfinished", "", "no journal was created"))
+        violations.append(Violation("unfinished", "", "no journal was created"))
     for journal in book.lives:
         sources = {final.source for final in book.finals[journal]}
         if STORED not in sources:
-            found.append(Violation("unfinished", journal, "its store was not read in the end"))
+            violations.append(Violation("unfinished", journal, "its store was not read in the end"))
         if not sources - {STORED} or journal not in contents:
-            found.append(Violation("unfinished", journal, "no broker was asked for it in the end"))
-    return found
+            violations.append(
+                Violation("unfinished", journal, "no broker was asked for it in the end")
+            )
+    return violations
 
 
 def _lives_that_were_not(book: _Book) -> Iterator[Violation]:
     for refused in book.other_lives:
-        created = [one.revision for one in book.created[refused.journal]]
+        created = [life.revision for life in book.created[refused.journal]]
         if not (
             refused.before in created
             and refused.now in created[1:]
@@ -432,23 +435,23 @@ class _Reads:
     def _is_unanswered(self, event: Read, content: bytes) -> bool:
         """Return True if these bytes are of appends whose outcomes their clients do not know.
 
-        A broker shows an append before all replicas have it. If the broker dies just then, none may have it.
+        A broker shows an append before all replicas have it. If the broker dies just then, it may be gone.
         """
         resets = [one.time for one in self._book.resets[event.journal]]
         since = max((time for time in resets if time < event.time - _STALE_S), default=0.0)
         pending = [
-            one
-            for one in self._book.attempts_of[event.journal]
-            if one.outcome == "unknown" and since < one.invoked.time < event.time
+            attempt
+            for attempt in self._book.attempts_of[event.journal]
+            if attempt.outcome == "unknown" and since < attempt.invoked.time < event.time
         ]
-        pending = sorted(pending, key=lambda one: -one.invoked.time)[:_PENDING_MAX]
+        pending = sorted(pending, key=lambda attempt: -attempt.invoked.time)[:_PENDING_MAX]
         shown = self._shown.get(event.journal, (-1.0, 0, b""))
-        for learned, begin, held in [
+        for learned, begin, lost in [
             *([shown] if since < shown[0] else []),
             (event.time, event.begin, b""),
-            *((event.time, event.end - one.invoked.length, b"") for one in pending),
+            *((event.time, event.end - attempt.invoked.length, b"") for attempt in pending),
         ]:
-            grown = _explained(event, content, begin, held, pending)
+            grown = _explained(event, content, begin, lost, pending)
             if grown is not None:
                 self._shown[event.journal] = (learned, begin, grown)
                 return True
@@ -457,7 +460,9 @@ class _Reads:
     def _is_excused(self, event: Read) -> bool:
         """Return True if these bytes were lost, as declared, after they were read."""
         for loss in self._book.losses.get(event.journal, ()):
-            ends = [one.time for one in self._book.resets[event.journal] if one.time >= loss.time]
+            ends = [
+                reset.time for reset in self._book.resets[event.journal] if reset.time >= loss.time
+            ]
             until = min(ends, default=float("inf")) + _STALE_S
             if event.time <= until and any(
                 not _covers_any(loss.stored, at, at + 1) for at in (event.begin, event.end - 1)
@@ -476,30 +481,32 @@ class _Reads:
 
 
 def _explained(
-    event: Read, content: bytes, begin: int, held: bytes, pending: Sequence[Attempt], depth: int = 0
+    event: Read, content: bytes, begin: int, lost: bytes, pending: Sequence[Attempt], depth: int = 0
 ) -> bytes | None:
-    """Return ``held`` and pending appends behind it that explain the bytes of a read; None if none do.
+    """Return lost bytes that explain a read: ``lost``, followed by pending appends. None if none explain it.
 
-    These bytes are behind ``content``, from the offset ``begin`` on.
+    The read is then ``content`` up to the offset ``begin``, and the lost bytes from there on.
     """
     length = event.end - event.begin
-    if not event.begin - len(held) <= begin <= event.end or begin > len(content):
+    if not event.begin - len(lost) <= begin <= event.end or begin > len(content):
         return None
-    shown = content[event.begin : begin] + held[max(0, event.begin - begin) :]
+    shown = content[event.begin : begin] + lost[max(0, event.begin - begin) :]
     if len(shown) >= length:
-        return held if held and digest(shown[:length]) == event.sum else None
+        return lost if lost and digest(shown[:length]) == event.sum else None
     if depth == _DEPTH_MAX:
         return None
-    for one in pending:
-        rest = [other for other in pending if other is not one]
-        longer = held + payload(one.invoked.op, one.invoked.length)
-        found = _explained(event, content, begin, longer, rest, depth + 1)
-        if found is not None:
-            return found
+    for attempt in pending:
+        rest = [other for other in pending if other is not attempt]
+        longer = lost + payload(attempt.invoked.op, attempt.invoked.length)
+        explained = _explained(event, content, begin, longer, rest, depth + 1)
+        if explained is not None:
+            return explained
     return None
 
 
 def _check_journal(verdict: Verdict, journal: str, content: bytes, book: _Book) -> None:
+    """Judge the bytes of a journal by the appends that were made to it."""
+
     def say(kind: str, texts: Iterable[str]) -> None:
         verdict.violations += [Violation(kind, journal, text) for text in texts]
 
@@ -517,11 +524,11 @@ def _check_journal(verdict: Verdict, journal: str, content: bytes, book: _Book) 
         if not any(begin <= damage.offset < end for begin, end in holes):
             say(damage.kind, [f"op {damage.op} at {damage.offset}"])
     places: dict[int, list[Placed]] = defaultdict(list)
-    for one in placed:
-        places[one.op].append(one)
-    for op, found in places.items():
-        if len(found) > 1 and not book.session_of(op):
-            say("duplicate", [f"op {op} is at {', '.join(str(one.begin) for one in found)}"])
+    for whole in placed:
+        places[whole.op].append(whole)
+    for op, copies in places.items():
+        if len(copies) > 1 and not book.session_of(op):
+            say("duplicate", [f"op {op} is at {', '.join(str(copy.begin) for copy in copies)}"])
     attempts: list[Attempt] = []
     old: list[Attempt] = []
     for attempt in book.attempts_of[journal]:
@@ -540,29 +547,31 @@ def _check_journal(verdict: Verdict, journal: str, content: bytes, book: _Book) 
     say("offset", _wrong_offsets(places, book))
     say("order", _wrong_order(log, placed, book))
     refused = [
-        one
-        for one in attempts
-        if one.completed is not None
-        and one.completed.status == REGISTER_MISMATCH
-        and not book.saw_what_was_lost(journal, one.completed.time)
+        attempt
+        for attempt in attempts
+        if attempt.completed is not None
+        and attempt.completed.status == REGISTER_MISMATCH
+        and not book.saw_what_was_lost(journal, attempt.completed.time)
     ]
-    begins = [one.begin for one in placed]
+    begins = [whole.begin for whole in placed]
+    # Places from which on registers may be gone, since all replicas had ended.
     gone = {
         place
         for reset in book.resets[journal]
         for place in range(bisect_left(begins, reset.begin), bisect_right(begins, reset.offset) + 1)
     }
+    # Attempts that are not in the journal, but may have set registers for a while.
     undone = [
-        one
-        for one in attempts
-        if one.outcome == "unknown"
-        and one.invoked.op not in places
-        and (one.invoked.union or one.invoked.subtract)
+        attempt
+        for attempt in attempts
+        if attempt.outcome == "unknown"
+        and attempt.invoked.op not in places
+        and (attempt.invoked.union or attempt.invoked.subtract)
     ]
-    undone.sort(key=lambda one: one.invoked.time)
+    undone.sort(key=lambda attempt: attempt.invoked.time)
     say("register", check_registers(log, refused, gone, undone))
     say("source", _wrong_sources(book.finals[journal], content))
-    verdict.unknown_there += sum(one.outcome == "unknown" for one in log)
+    verdict.unknown_there += sum(attempt.outcome == "unknown" for attempt in log)
 
 
 def _acknowledged(attempts: Iterable[Attempt]) -> Iterator[tuple[Invoked, Completed]]:
@@ -578,7 +587,7 @@ def _reborn(old: Sequence[Attempt], places: Mapping[int, Sequence[Placed]]) -> I
 
 
 def _in_other_lives(journal: str, book: _Book) -> Iterator[str]:
-    """Yield acknowledged appends whose bytes are in the store of another life, however short the piece."""
+    """Yield acknowledged appends of which even a part is in the store of another life."""
     lives: dict[int, int] = {}
     for invoked, completed in _acknowledged(book.attempts_of[journal]):
         for created in book.created[journal]:
@@ -612,18 +621,18 @@ def _lost(
 
 
 def _overwritten(attempts: Sequence[Attempt], book: _Book) -> Iterator[str]:
-    spans = sorted(_acknowledged(attempts), key=lambda one: one[1].begin)
+    spans = sorted(_acknowledged(attempts), key=lambda span: span[1].begin)
     widest: tuple[Invoked, Completed] | None = None
-    for one in spans:
-        if widest is not None and one[1].begin < widest[1].end:
-            first, second = sorted((widest, one), key=lambda each: each[1].time)
+    for span in spans:
+        if widest is not None and span[1].begin < widest[1].end:
+            first, second = sorted((widest, span), key=lambda each: each[1].time)
             if not book.excuses_append(first[0].journal, first[1]):
                 yield (
                     f"op {first[0].op} was acknowledged as {_span(first[1])} at {first[1].time:.1f} s, and op"
                     f" {second[0].op} as {_span(second[1])} at {second[1].time:.1f} s"
                 )
-        if widest is None or one[1].end > widest[1].end:
-            widest = one
+        if widest is None or span[1].end > widest[1].end:
+            widest = span
 
 
 def _deposed(attempts: Sequence[Attempt], book: _Book) -> Iterator[str]:
@@ -653,23 +662,23 @@ def _wrong_sums(
 ) -> Iterator[str]:
     """Yield the stored appends whose sums are wrong. An absent append is reported as lost elsewhere."""
     for invoked, completed in _acknowledged(attempts):
-        held = content[completed.begin : completed.end]
-        whole = invoked.op in places and len(held) == invoked.length
-        if whole and digest(held) != completed.sum:
+        stored = content[completed.begin : completed.end]
+        whole = invoked.op in places and len(stored) == invoked.length
+        if whole and digest(stored) != completed.sum:
             yield f"op {invoked.op}: {_span(completed)} holds other bytes than were acknowledged"
 
 
 def _order(placed: Sequence[Placed], book: _Book) -> list[Attempt]:
     """Return the attempt that wrote each payload of the journal, in the order of the journal."""
     log: list[Attempt] = []
-    for one in placed:
-        attempts = [book.attempts[key] for key in book.by_op[one.op]]
-        log.append(min(attempts, key=lambda attempt: _likelihood(attempt, one)))
+    for place in placed:
+        attempts = [book.attempts[key] for key in book.by_op[place.op]]
+        log.append(min(attempts, key=lambda attempt: _likelihood(attempt, place)))
     return log
 
 
 def _likelihood(attempt: Attempt, placed: Placed) -> int:
-    """Return a rank, likeliest first: acknowledged here, unknown, anything else."""
+    """Return 0 if an attempt was acknowledged at this place, and more the less likely it wrote the bytes."""
     completed = attempt.completed
     if attempt.outcome == "ok" and completed is not None and completed.begin == placed.begin:
         return 0
@@ -677,56 +686,56 @@ def _likelihood(attempt: Attempt, placed: Placed) -> int:
 
 
 def _refused(places: Mapping[int, Sequence[Placed]], book: _Book) -> Iterator[str]:
-    for op, found in places.items():
+    for op, copies in places.items():
         attempts = [book.attempts[key] for key in book.by_op[op]]
         if all(attempt.outcome == "fail" for attempt in attempts):
             status = attempts[0].completed.status if attempts[0].completed else ""
-            yield f"op {op} is at {found[0].begin}, but was refused: {status}"
+            yield f"op {op} is at {copies[0].begin}, but was refused: {status}"
 
 
 def _wrong_offsets(places: Mapping[int, Sequence[Placed]], book: _Book) -> Iterator[str]:
-    for op, found in places.items():
+    for op, copies in places.items():
         offsets = {book.attempts[key].invoked.offset for key in book.by_op[op]}
-        if 0 not in offsets and found[0].begin not in offsets:
-            yield f"op {op} is at {found[0].begin}, but was to be at {sorted(offsets)}"
+        if 0 not in offsets and copies[0].begin not in offsets:
+            yield f"op {op} is at {copies[0].begin}, but was to be at {sorted(offsets)}"
 
 
 def _late(placed: Sequence[Placed], book: _Book) -> Iterator[str]:
-    """Yield copies behind a later append of their session: it began only when the copied one was over."""
+    """Yield copies behind a later append of their session: it began only after the copied one had ended."""
     last: dict[str, Placed] = {}
-    for one in placed:
-        session = book.session_of(one.op)
+    for copy in placed:
+        session = book.session_of(copy.op)
         if not session:
             continue
         before = last.get(session)
-        if before is not None and one.op < before.op:
-            yield f"op {one.op} is at {one.begin}, behind op {before.op} of its session at {before.begin}"
+        if before is not None and copy.op < before.op:
+            yield f"op {copy.op} is at {copy.begin}, behind op {before.op} of its session at {before.begin}"
         else:
-            last[session] = one
+            last[session] = copy
 
 
 def _wrong_order(log: Sequence[Attempt], placed: Sequence[Placed], book: _Book) -> Iterator[str]:
     """Yield appends that were acknowledged before an earlier append of the journal began."""
     earliest, whose = float("inf"), 0
-    for attempt, one in zip(reversed(log), reversed(placed), strict=True):
+    for attempt, place in zip(reversed(log), reversed(placed), strict=True):
         began = book.began(attempt)
         if began > earliest:
             yield (
-                f"op {one.op} at {one.begin} began at {began:.3f} s, and op {whose}, which"
+                f"op {place.op} at {place.begin} began at {began:.3f} s, and op {whose}, which"
                 f" stands behind it, was acknowledged at {earliest:.3f} s"
             )
         completed = attempt.completed
         if attempt.outcome == "ok" and completed is not None and completed.time < earliest:
-            earliest, whose = completed.time, one.op
+            earliest, whose = completed.time, place.op
 
 
 def _wrong_sources(finals: Sequence[Final], content: bytes) -> Iterator[str]:
-    held = digest(content)
+    expected = digest(content)
     for final in finals:
-        if (final.length, final.sum) != (len(content), held):
+        if (final.length, final.sum) != (len(content), expected):
             yield (
                 f"{final.source} has {final.length} bytes of sum {final.sum[:12]}, others"
-                f" {len(content)} of {held[:12]}"
+                f" {len(content)} of {expected[:12]}"
             )
 
 

@@ -31,12 +31,12 @@ ROOT: Final = "/gazette/cluster"
 STORE: Final = "store"
 """Directory of the blob store, below the file root."""
 OTHER_STORE: Final = "other"
-"""Directory of a second one."""
+"""Directory of a second blob store."""
 LIVES: Final = "lives"
 """Directory of the stores of journals that are created again: each life has its own."""
 _LISTEN: Final = "127.0.0.1"
 _ADVERTISED: Final = "127.0.0.2"
-"""Another address of the same machine: brokers listen there, gateways here, on the same port."""
+"""Another address of this machine: gateways listen here, and brokers at `_LISTEN` on the same port."""
 _MAX_REPLICATION: Final = 9
 _READY_S: Final = 90.0
 # A lease of a few seconds is granted only by an etcd that would elect itself quickly.
@@ -73,7 +73,7 @@ class Broker:
 
 
 class ChaosCluster:
-    """``start``, then ``stop``. ``key_space`` mirrors what etcd holds, by a connection of our own."""
+    """The processes: ``start``, then ``stop``. ``key_space`` mirrors etcd by a connection of its own."""
 
     def __init__(
         self, settings: ChaosSettings, clock: Clock, environ: Mapping[str, str] = os.environ
@@ -198,7 +198,7 @@ class ChaosCluster:
         return route_of(assignments), consistent
 
     def registered(self) -> dict[str, int]:
-        """Return the brokers that are in etcd, with the revisions as of which they joined."""
+        """Return the brokers that are in etcd, with the revisions at which they joined."""
         return {
             kv.key.split("#")[1]: kv.raw.create_revision
             for kv in self.key_space.prefixed(f"{ROOT}/members/")
@@ -251,7 +251,7 @@ class ChaosCluster:
         await self.network.stop()
 
     async def until(self, what: str, missing: Callable[[], str], timeout_s: float) -> None:
-        """Return once nothing is ``missing``. Raise ``Unavailable`` with what is, after a time."""
+        """Return once nothing is ``missing``. Raise ``Unavailable`` with what is missing after a time."""
         deadline = self.clock.monotonic() + timeout_s
         while text := missing():
             if self.clock.monotonic() > deadline:

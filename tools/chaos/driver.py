@@ -1,6 +1,6 @@
-"""Break a cluster as a plan says, several things at a time, and do what stands by it in production.
+"""Breaks a cluster as a plan says, several faults at a time, and does what an operator does.
 
-``storm`` begins and ends faults; it waits for clocks, and never for a store. ``quiet`` ends all of them and
+``storm`` begins and ends faults. It waits for time to pass, and never looks at what is stored. ``quiet``
 waits until every journal serves. ``operate`` restarts brokers that ended, and confirms heads after a
 *declared* loss of all replicas: the history then says which bytes may be gone.
 """
@@ -59,7 +59,7 @@ class Active:
 class _Confirmation:
     """A journal whose head may be confirmed once these processes have ended.
 
-    Its bytes from ``begin`` on may not be those of before, or its registers.
+    Its bytes from ``begin`` on, and its registers, may then differ from those of before.
     """
 
     processes: set[tuple[str, int]]
@@ -74,7 +74,7 @@ class _Confirmation:
 
 
 class Driver:
-    """``operate`` is a daemon that must run beside the others. Loop-bound; ``close`` it."""
+    """``operate`` is a daemon that must run during `storm` and `quiet`. Loop-bound; ``close`` it."""
 
     def __init__(
         self,
@@ -113,24 +113,24 @@ class Driver:
     # Storms.
 
     async def storm(self, planned: list[Planned], begin: float, seconds: float) -> None:
-        """Have the faults from ``begin`` of the plan on begin and end, for so many seconds.
+        """Begin and end faults for so many seconds, from the time ``begin`` of the plan on.
 
-        Those that did not begin are left out of ``planned``, but for those that bounds hold back.
+        Remove each from ``planned``, also if it could not begin. Faults that `Bounds` holds back stay there.
         """
         started = self._clock.monotonic()
         async with TaskScope("storm") as scope:
             while (passed := self._clock.monotonic() - started) < seconds:
-                held: set[Effect] = set()
-                for one in list(planned):
-                    if one.begin > begin + passed:
+                held_back: set[Effect] = set()
+                for fault in list(planned):
+                    if fault.begin > begin + passed:
                         break
-                    if one.kind.effect in held:
+                    if fault.kind.effect in held_back:
                         continue
-                    if not self._may_begin(one):
-                        held.add(one.kind.effect)
+                    if not self._may_begin(fault):
+                        held_back.add(fault.kind.effect)
                         continue
-                    planned.remove(one)
-                    await self._begin(one, scope)
+                    planned.remove(fault)
+                    await self._begin(fault, scope)
                 await self._clock.sleep(_TICK_S)
             await self.heal()
 
@@ -141,6 +141,7 @@ class Driver:
         return self._cluster.brokers[planned.target % len(self._cluster.brokers)]
 
     async def _begin(self, planned: Planned, scope: TaskScope) -> None:
+        """Begin a fault, unless its target has a fault already or does not run."""
         kind, broker = planned.kind, self._victim(planned)
         resource = kind.resource or broker.name
         free = resource not in self._active
@@ -186,8 +187,8 @@ class Driver:
             await self._end(active)
 
     async def quiet(self, timeout_s: float) -> None:
-        """Break nothing until every journal serves. The judge reads from the history what was not so
-        when ``timeout_s`` seconds were over."""
+        """Break nothing until every journal serves, or until ``timeout_s`` seconds are over. The judge finds
+        in the history what was missing then."""
         recorder = self._recorder
         recorder.record(Quiet(recorder.time, "begun"))
         begun = self._clock.monotonic()
@@ -207,12 +208,10 @@ class Driver:
                 return f"the head of {journal} is to be confirmed"
         return self._cluster.has_replicas() or self._recorder.quiet.missing()
 
-    # What stands by a cluster in production.
+    # What an operator does in production.
 
     async def operate(self) -> None:
-        """Restart brokers that end, confirm heads after declared losses, and
-        keep the bounds. Runs as a daemon.
-        """
+        """Restart brokers that end, confirm heads after declared losses, and update the bounds: a daemon."""
         async with TaskScope("operator") as scope:
             scope.daemon(self._confirm_heads(), name="heads")
             while True:
@@ -221,14 +220,15 @@ class Driver:
                 await self._clock.sleep(_TICK_S)
 
     def _tick(self) -> None:
+        """Update the bounds with what is broken now."""
         now = self._recorder.time
         impaired = now < self._impaired_until or any(
-            one.kind.effect is Effect.IMPAIRS for one in self._active.values()
+            active.kind.effect is Effect.IMPAIRS for active in self._active.values()
         )
         away = {
-            one.resource for one in self._active.values() if one.kind.effect is Effect.GONE
+            active.resource for active in self._active.values() if active.kind.effect is Effect.GONE
         } | self._down
-        if any(one.kind.effect is Effect.ALL for one in self._active.values()):
+        if any(active.kind.effect is Effect.ALL for active in self._active.values()):
             away.add(ETCD)
         whole = not self._cluster.has_replicas()
         self._bounds.tick(now, impaired=impaired, whole=whole, away=away)
@@ -290,8 +290,8 @@ class Driver:
                 begin = min(begin, contiguous(stored[journal]))
             lost = stored is not None
             if (former := self._confirmations.get(journal)) is not None:
-                # What happened before is not made good yet, and reaches as far back as it did. Without an
-                # acknowledgement since then, none but those that held the journal then hold it.
+                # The former end of all replicas is still open, so its offset and its loss still count.
+                # Without an acknowledgement since then, the same processes have the journal.
                 begin, lost = min(former.begin, begin), lost or former.lost
                 if last <= former.since:
                     processes = former.processes
@@ -321,13 +321,11 @@ class Driver:
                 if confirmation.ended is None:
                     confirmation.ended = self._recorder.time
                 if self._recorder.time < confirmation.ended + _LISTED_S:
-                    continue  # Brokers that go on must first list what these have stored.
+                    continue  # Other brokers must first list what these processes have stored.
                 if await self._went_on(journal, confirmation):
                     head = confirmation.head
                     if head is None and confirmation.lost:
-                        head = (
-                            confirmation.begin
-                        )  # Without being asked, it goes on behind what was stored.
+                        head = confirmation.begin  # It went on unasked, behind what was stored.
                     elif head is None:
                         head = await self._head_of(journal)
                     if head is None or self._confirmations.get(journal) is not confirmation:
@@ -380,7 +378,7 @@ class Driver:
             self._recorder.members.get(journal, ())
         )
 
-    # Faults. Each begins, and returns what it broke and how to put that right.
+    # Faults. Each begins, and returns what it broke and a function that repairs it.
 
     async def _kill(self, planned: Planned, broker: Broker) -> tuple[str, _End]:
         self._down.add(broker.name)
@@ -419,7 +417,7 @@ class Driver:
         broker.process.signal(signal.SIGTERM)
 
         async def end() -> None:
-            """Start the broker again after it has handed over and ended."""
+            """Do nothing: `operate` starts the broker again once it has ended."""
 
         return broker.name, end
 
@@ -569,7 +567,7 @@ class Driver:
             self._reviving.spawn(again, name="lives")
 
         async def end() -> None:
-            """Create the journal as soon as etcd and brokers allow it."""
+            """Do nothing: `Lives.again` creates the journal as soon as etcd and brokers allow it."""
 
         return name, end
 

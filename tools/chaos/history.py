@@ -1,4 +1,4 @@
-"""The history of a run, one event a line: the checker's only input beside the bytes of the journals."""
+"""The history of a run, one event a line. The checker has no other input but the bytes of the journals."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class Invoked(msgspec.Struct, frozen=True, tag="invoked", omit_defaults=True):
     union: Labels = ()
     subtract: Labels = ()
     session: str = ""
-    """The session of the append, which is made again while its outcome is unknown; empty for none."""
+    """The session of the append; empty for none. It repeats the append while the outcome is unknown."""
 
 
 class Completed(msgspec.Struct, frozen=True, tag="completed", omit_defaults=True):
-    """An append ended. ``fail``: a broker refused it, so that nothing of it may be there; ``unknown``: it
-    may. ``registers`` are those of the answer."""
+    """An append ended. ``fail``: a broker refused it, and no byte of it may be in the journal. ``unknown``:
+    it may be there or not. ``registers`` are those of the answer."""
 
     time: float
     op: int
@@ -252,7 +252,7 @@ def encode(event: Event) -> bytes:
 
 
 class History:
-    """The events of a file, from its beginning each time they are iterated: they need no memory."""
+    """The events of a file. Each iteration reads the file from its beginning, so they need no memory."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -21,19 +21,19 @@ _RETRY_S: Final = 0.1
 _SHORT_BYTES: Final = 1024
 """Fragments of this length are completed by nearly every append."""
 _FAILING_S: Final = 7.0
-"""Brokers have then tried uploads three times, and pause for some seconds."""
+"""Seconds after which brokers have tried uploads three times, and pause before the next attempt."""
 
 _HIDDEN_S: Final = 30.0
 
 
 class Lives:
-    """The specifications of a run, and those journals of it that live several times."""
+    """The journals of a run by their specifications. Some are deleted and created again."""
 
     def __init__(
         self, cluster: ChaosCluster, recorder: Recorder, specs: Sequence[JournalSpec]
     ) -> None:
         self.pending = False
-        """A deletion, and the creation after it, are under way."""
+        """True while a journal is being deleted and created again."""
         self._cluster = cluster
         self._recorder = recorder
         self._specs = {spec.name: spec for spec in specs}
@@ -69,10 +69,10 @@ class Lives:
     async def again(self, name: str, gap_s: float, *, store_fails: bool = False) -> None:
         """Delete a journal, and create it again ``gap_s`` seconds later, with an empty store.
 
-        With ``store_fails``, the store of the present life has failed for seconds then, so that brokers
-        have spools that they have tried to upload, and will try again when the next life has begun. It
-        works again after `_HIDDEN_S` at the latest: brokers that end wait for it for minutes, and there
-        may be none that could delete the journal.
+        With ``store_fails``, first let the store of the present life fail for some seconds. Then brokers have
+        spools that they could not upload, and try again during the next life. The store works again after
+        `_HIDDEN_S` at the latest: brokers that end would wait for it for minutes, and no broker might be left
+        to delete the journal.
         """
         self.pending = True
         store = BreakableStore(self._cluster.file_root / self.store_of(name))
@@ -91,7 +91,7 @@ class Lives:
         if hiding is not None:
             spec = self._specs[name]
             short = replace(spec, fragment=replace(spec.fragment, length=_SHORT_BYTES))
-            # With its revision: a cut may deliver a change late, to the journal's next life.
+            # Expect its revision: after a cut, the change may arrive late, in the journal's next life.
             modified = self._cluster.modified(name)
             await self._apply(JournalChange(upsert=short, expect_mod_revision=modified))
             store.hide()

@@ -1,4 +1,4 @@
-"""Find defects in the logs of brokers."""
+"""Finds defects in the logs of brokers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TEXT_MAX: Final = 2_000
 
 
 def defects(broker: str, path: Path) -> list[Logged]:
-    """Return what a broker's log has of tracebacks and bugs. Records that differ in numbers only are one."""
+    """Return the tracebacks and bugs of a broker's log. Records that differ only in numbers count as one."""
     if not path.exists():
         return []
     with path.open(errors="replace") as lines:
@@ -46,7 +46,7 @@ def find_defects(broker: str, lines: Iterable[str]) -> list[Logged]:
 
 
 def _records(lines: Iterable[str]) -> Iterator[list[str]]:
-    """Yield each record with the lines that follow it, and what a process prints before all records."""
+    """Yield each record with the lines that follow it, and what the process printed before the first one."""
     record: list[str] = []
     for line in lines:
         text = line.rstrip("\n")

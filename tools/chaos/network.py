@@ -98,10 +98,10 @@ class _Ended(GazetteError):
 
 
 class Gateway:
-    """Listens in a process's place, and forwards to it over the links of the processes that connect.
+    """Listens in place of a process, and forwards each connection over the link of the process that connects.
 
-    ``link_to`` gives the link of the process that connects from a port. ``is_up`` says whether it is
-    there at all. ``port`` 0: any, known once started.
+    ``link_to`` returns that link for the connection's source port and the gateway's port. ``is_up`` says
+    whether the process behind the gateway runs. ``port`` is known once the gateway has started.
     """
 
     def __init__(
@@ -145,9 +145,7 @@ class Network:
         self._gateways: list[Gateway] = []
 
     def link(self, one: str, other: str) -> Link:
-        """Return the link between two processes, or a process and ``CLIENT``. A
-        process has one to itself, too.
-        """
+        """Return the link between two processes, or a process and ``CLIENT``; also of a process to itself."""
         return self._links.setdefault(frozenset((one, other)), Link())
 
     async def gateway(

@@ -54,7 +54,7 @@ class Damage:
 
 
 def take_apart(content: bytes, lengths: Mapping[int, int]) -> tuple[list[Placed], list[Damage]]:
-    """Find the payloads of a journal's bytes. ``lengths`` has those that were ever begun.
+    """Find the payloads of a journal's bytes. ``lengths`` has the length of each append that ever began.
 
     Every byte belongs to one of the results' spans, or follows the offset of a damage.
     """
@@ -82,8 +82,8 @@ def _damage(
     content: bytes, at: int, op: int, expected: bytes, lengths: Mapping[int, int]
 ) -> tuple[Damage, int]:
     """Return what is wrong with the payload at an offset, and the offset at which to continue."""
-    found = content[at : at + len(expected)]
-    same = _common(found, expected)
+    stored = content[at : at + len(expected)]
+    same = _common(stored, expected)
     stop = at + same
     if stop == len(content):
         return Damage("torn", op, at), stop
@@ -110,7 +110,7 @@ def _common(left: bytes, right: bytes) -> int:
 
 def _op_at(content: bytes, at: int, lengths: Mapping[int, int]) -> int | None:
     if len(content) - at < LENGTH_MIN:
-        # Cut within a header: its append is known if no other append begins so.
+        # The content ends within a header: take the first append whose header begins so.
         rest = content[at:]
         for op, length in lengths.items():
             if _HEADER.pack(MAGIC, op, length).startswith(rest):

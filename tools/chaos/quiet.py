@@ -1,4 +1,4 @@
-"""Judge quiet times, in which nothing is broken and every journal must serve. Pure."""
+"""Judges quiet times, in which nothing is broken and every journal must serve. Pure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _REASON_CHARACTERS = 160
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """Something that may not be."""
+    """One violation of what must hold."""
 
     kind: str
     journal: str
@@ -47,7 +47,7 @@ class _Window:
 
 
 class QuietTimes:
-    """Fold a history by ``enter``. It keeps the present state and what was wrong, and no events."""
+    """Folds a history by ``enter``. It keeps the present state and what was wrong, and no events."""
 
     def __init__(self) -> None:
         self._served: set[str] = set()
@@ -113,12 +113,12 @@ class QuietTimes:
 
     def violations(self) -> list[Violation]:
         """Return what was wrong in all quiet times."""
-        found = [Violation(*one) for one in self._wrong]
-        found += [
+        violations = [Violation(*wrong) for wrong in self._wrong]
+        violations += [
             Violation("unfinished", journal, "there was no quiet time")
             for journal in sorted(self._journals - self._served)
         ]
-        return found
+        return violations
 
     def _enter_gaps(self, journal: str, spans: Sequence[tuple[int, int]]) -> None:
         for (_, before), (begin, _) in pairwise([(0, 0), *spans]):
@@ -151,23 +151,24 @@ class QuietTimes:
             self._window.heads[journal] = min(self._window.heads.get(journal, offset), offset)
 
     def _lacks(self) -> list[tuple[str, str, str]]:
+        """Return what the present quiet time lacks: kind of violation, journal and text of each."""
         window = self._window
         assert window is not None
-        found = []
+        lacks = []
         for journal in sorted(self._journals):
             if not window.acknowledged[journal]:
                 reasons = window.reasons[journal].most_common(_REASONS)
                 texts = "; ".join(f"{count} times {text}" for text, count in reasons)
-                found.append(
+                lacks.append(
                     ("refuses", journal, f"nothing was acknowledged: {texts or 'no answer'}")
                 )
         for (journal, reader), position in sorted(self._positions.items()):
             head = window.heads.get(journal, 0)
             if position < head and not self._is_gap(journal, position):
-                found.append(
+                lacks.append(
                     ("stuck", journal, f"{reader} is at {position}, and the head at {head}")
                 )
-        return found
+        return lacks
 
     def perhaps_empty(self, journal: str) -> list[tuple[int, int]]:
         """Return the spans that readers may find empty, because of declared losses."""

@@ -1,6 +1,6 @@
-"""Write the history of a run, and keep what the run itself needs to know of it.
+"""Writes the history of a run, and keeps in memory what the run itself needs of it.
 
-What is kept does not grow with the run, but for eight bytes per acknowledgement.
+That memory does not grow with the run, except by eight bytes per acknowledgement.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class Recorder:
         self.members: dict[str, tuple[str, ...]] = {}
         """By journal: the brokers that held the append that was acknowledged last."""
         self.acknowledged: dict[str, array[float]] = defaultdict(lambda: array("d"))
-        """Time of that, by journal."""
+        """By journal: the times of all acknowledgements."""
         self.revisions: dict[str, int] = {}
         """Revision as of which each journal was created."""
         self.restarted: list[Callable[[str, int], None]] = []
-        """Functions to call with a journal and an offset at which readers beyond it must start again."""
+        """Functions to call with a journal and an offset: readers beyond it must start again there."""
         self.counts: Counter[str] = Counter()
         self.quiet = QuietTimes()
         self._clock = clock
@@ -73,8 +73,8 @@ class Recorder:
     def restart(self, journal: str, begin: int, head: int) -> None:
         """Record that a journal went on after all of its replicas had ended.
 
-        Its bytes from ``begin`` on may not be those of before. Its head was ``head`` a moment ago. It may
-        have gone on behind a gap: etcd knows of a greater head than what was stored.
+        Its bytes from ``begin`` on may differ from those of before. Its head was ``head`` a moment ago. The
+        journal may have gone on behind a gap, if its head in etcd is greater than what was stored.
         """
         self.record(HeadReset(self.time, journal, head, begin))
         self.heads[journal] = head

@@ -1,7 +1,7 @@
-"""Check that the registers of a journal are linearizable, given the order of its appends. Pure.
+"""Checks that the registers of a journal are linearizable, given the order of its appends. Pure.
 
-The log is the order: an append changes registers just where its bytes are. So each append is checked
-against the registers at its place, and one that was refused for them against those that there were
+Appends change registers in the order of their bytes in the journal. So an append is checked against the
+registers at its place. An append that was refused because of registers is checked against all registers
 between its beginning and its end.
 """
 
@@ -79,7 +79,8 @@ def _check_refused(
     forgotten: Mapping[int, LabelSet],
     undone: Sequence[Attempt],
 ) -> Iterator[str]:
-    # Acknowledged before we began: certainly before us. Begun after we ended: certainly after.
+    # An append that was acknowledged before the refused one began is before it; one that began after its end
+    # is behind it.
     known = [
         (attempt.completed.time, index + 1)
         for index, attempt in enumerate(log)
@@ -118,7 +119,8 @@ def _pending(
 ) -> Iterator[Attempt]:
     """Yield the attempts that a primary may not have taken back at some time from ``begin`` to ``end``.
 
-    It had, if an append was acknowledged before, which was begun after their clients had given up.
+    It has taken an attempt back if a later append was acknowledged before ``begin``: one that began after the
+    client of the attempt had given up.
     """
     decided = max(
         (
@@ -137,15 +139,15 @@ def _pending(
 
 
 def _with_pending(states: Sequence[LabelSet], pending: Iterable[Attempt]) -> set[LabelSet]:
-    """Return the states, and what any of the pending attempts make of them in their order."""
-    found = set(states)
+    """Return the states, and those to which any of the pending attempts lead from there, in their order."""
+    reached = set(states)
     for attempt in pending:
-        found |= {
+        reached |= {
             _changed(state, attempt.invoked)
-            for state in found
+            for state in reached
             if _passes(state, attempt.invoked.check)
         }
-    return found
+    return reached
 
 
 def _changed(before: LabelSet, invoked: Invoked) -> LabelSet:
@@ -155,7 +157,7 @@ def _changed(before: LabelSet, invoked: Invoked) -> LabelSet:
 def _left(states: Sequence[LabelSet], following: Sequence[Attempt]) -> LabelSet:
     """Return the registers after a reset of the head, as the next acknowledged append shows.
 
-    There are none, or those of a broker that had not ended, which may lack the last appends.
+    There are no registers, or those of a broker that had not ended, which may lack the last appends.
     """
     for state in (LabelSet(), *reversed(states[-_LAST:])):
         if _explains(state, following):
@@ -164,7 +166,7 @@ def _left(states: Sequence[LabelSet], following: Sequence[Attempt]) -> LabelSet:
 
 
 def _explains(state: LabelSet, following: Sequence[Attempt]) -> bool:
-    """Return True if appends from a state on, up to the first that was acknowledged, are as they were."""
+    """Return True if a state permits the following appends, and explains the first answer to one of them."""
     for attempt in following:
         if not _passes(state, attempt.invoked.check):
             return False

@@ -29,12 +29,12 @@ class Outages:
 def outages(
     faults: Iterable[FaultEvent], acknowledged: Mapping[str, Sequence[float]]
 ) -> dict[str, Outages]:
-    """Return, for each fault, the longest time without an acknowledgement, of all journals the worst.
+    """Return, for the faults of each kind, the longest times without an acknowledgement of some journal.
 
-    The time began while the fault lasted, or was going on when the fault began. Faults of
-    two lanes at once share theirs.
+    Such a time began before the fault ended, and ended after the fault began. Faults at the same time may
+    count the same time without an acknowledgement.
     """
-    found: dict[str, Outages] = defaultdict(Outages)
+    by_kind: dict[str, Outages] = defaultdict(Outages)
     begun: dict[tuple[str, str], float] = {}
     for fault in faults:
         key = (fault.kind, fault.target)
@@ -43,8 +43,8 @@ def outages(
         elif key in begun:
             begin = begun.pop(key)
             gaps = [_longest_gap(times, begin, fault.time) for times in acknowledged.values()]
-            found[fault.kind].seconds.append(max(gaps, default=0.0))
-    return dict(found)
+            by_kind[fault.kind].seconds.append(max(gaps, default=0.0))
+    return dict(by_kind)
 
 
 def _longest_gap(times: Sequence[float], begin: float, end: float) -> float:
@@ -99,7 +99,7 @@ def _violations(verdict: Verdict) -> Iterator[str]:
 
 
 def timeline(faults: Sequence[FaultEvent]) -> str:
-    """Return when each fault began and ended, one line for each; of a long run the end."""
+    """Return when each fault began and ended, one line for each; of a long run, the last faults only."""
     begun: dict[tuple[str, str], float] = {}
     lines = []
     for fault in faults:

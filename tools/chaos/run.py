@@ -104,7 +104,7 @@ def run(argv: Sequence[str]) -> int:
     except (KeyboardInterrupt, asyncio.CancelledError):
         return 130
     else:
-        # What a violation left behind is needed to understand it.
+        # The files of a run with violations are needed to understand them.
         kept = kept or not verdict.ok
         return 0 if verdict.ok else 1
     finally:
@@ -153,7 +153,7 @@ async def _run(trial: Trial) -> Verdict:
 
 
 class Trial:
-    """One run. ``say`` is given lines on its progress."""
+    """One run. ``say`` gets lines about its progress."""
 
     def __init__(
         self,
@@ -255,7 +255,7 @@ class Trial:
         await self.cluster.stop()
 
     async def _load(self, driver: Driver) -> None:
-        """Append and read while things break, and until all of them are whole again."""
+        """Append and read during the faults, and until every journal serves again."""
         flags = self._flags
         patient = flags.restarts > 0
         settings = WorkloadSettings(rate=flags.rate, patient=patient)
@@ -277,7 +277,7 @@ class Trial:
 
     @property
     def _serve_s(self) -> float:
-        """Within so many seconds without faults every journal must serve."""
+        """Seconds without faults within which every journal must serve."""
         return 4 * self._flags.lease + SERVE_S
 
     async def _break(self, driver: Driver, seconds: float) -> None:
@@ -317,14 +317,14 @@ class Trial:
             return  # One broker that does not give it is enough to know.
         gaps = self.recorder.quiet.perhaps_empty(journal)
         try:
-            held, holes = await _read_all(client, journal, gaps)
+            content, holes = await _read_all(client, journal, gaps)
         except (GazetteError, TimeoutError) as error:
             text = f"{name} did not give all of {journal}: {error}"
             self.recorder.record(Stopped(self.recorder.time, text))
             self._unread.add(journal)
         else:
-            self._record_final(name, journal, held, holes)
-            self._contents.setdefault(journal, held)
+            self._record_final(name, journal, content, holes)
+            self._contents.setdefault(journal, content)
 
     async def _end_brokers(self) -> None:
         """Send SIGTERM to all brokers at once, and require that each ends in good order."""
@@ -377,10 +377,10 @@ class Trial:
 
 
 def _more_styles(replication: int) -> list[str]:
-    """Return styles of journals that are created again.
+    """Return styles of journals that are created again, and for a single replica also of slow appends.
 
-    The only fence of a single replica is its lease, so try more of these. Others have slow appends, so that
-    brokers are paused in the middle of one.
+    The only fence of a single replica is its lease, so try more of these. Appends are slow so that pauses of
+    brokers fall into the middle of one.
     """
     if replication > 1:
         return [LIVES]
@@ -401,9 +401,9 @@ def _spec(name: str, replication: int, style: str) -> JournalSpec:
 
 
 def end_of_gap(offset: int, end: int, begins: Iterable[int]) -> int:
-    """Return where there are bytes again behind ``offset``, at most ``end``: where a fragment begins.
+    """Return the next offset behind ``offset`` at which a fragment begins, and at most ``end``.
 
-    A confirmed head is behind all that was found until then. Some of what is before it may be there.
+    A gap ends at a confirmed head. Some bytes before that head may be there after all.
     """
     return min([end, *(begin for begin in begins if begin > offset)])
 
@@ -411,8 +411,8 @@ def end_of_gap(offset: int, end: int, begins: Iterable[int]) -> int:
 async def _read_all(
     client: Client, journal: str, gaps: Sequence[tuple[int, int]]
 ) -> tuple[bytes, tuple[tuple[int, int], ...]]:
-    """Read a journal from offset 0 to its present head. Return zeros where there is nothing, and where
-    that is. Pass over ``gaps`` that are empty: a broker that was not lost may have filled them.
+    """Read a journal from offset 0 to its present head. Return its bytes, with zeros in holes, and the holes.
+    Pass over ``gaps`` that are empty: a broker that was not lost may have filled others.
     Raise ``Unavailable`` if nothing comes for a time."""
     holes: list[tuple[int, int]] = []
     content = bytearray()

@@ -4,8 +4,8 @@ A plan follows from the seed alone. ``Bounds`` holds a planned fault back while 
 of docs/consistency.md, so that every acknowledged byte must be there in the end:
 
 * A broker counts as *gone* when it is killed, asked to leave, or away for longer than its lease.
-* It counts so until the others had ``store_s`` seconds in which they could store what they hold,
-  and until every journal has all of its replicas in etcd again. What is stored is never looked at.
+* It counts as gone until the others had ``store_s`` seconds in which they could store what they hold,
+  and until every journal has all of its replicas in etcd again. ``Bounds`` never looks into stores.
 * With a replication of R, at most R-1 brokers are gone at a time; with R=1, fewer than half of all.
 * Seconds in which stores, etcd, disks or links between brokers were broken do not count.
 
@@ -46,8 +46,8 @@ class Effect(Enum):
 class Kind:
     """A way of breaking things.
 
-    It lasts ``shortest`` to ``longest`` times the lease. ``resource`` (empty: its broker) cannot be broken
-    in two ways at a time. ``weight`` says how often it is chosen among those of its effect.
+    It lasts ``shortest`` to ``longest`` times the lease. ``resource`` (empty: its broker) cannot have two
+    faults at a time. ``weight`` says how often it is chosen among those of its effect.
     """
 
     name: str
@@ -96,7 +96,7 @@ _GAPS_S: Final = {
     Effect.HARMLESS: (2.0, 9.0),
     Effect.REPLACES: (10.0, 40.0),
 }
-"""Between the beginnings of two faults of an effect."""
+"""Least and most seconds between the beginnings of two faults of an effect."""
 _TWINS: Final = 0.5
 """Probability that a second broker follows a first one at once."""
 _TWIN_S: Final = 2.0
@@ -106,7 +106,7 @@ _TWIN_S: Final = 2.0
 class Planned:
     """A fault to come. Times in seconds since faults began, without the quiet times between them.
 
-    ``target`` and ``dice`` (0 to 1) are what else there is to choose.
+    ``target`` chooses a broker, and ``dice`` (0 to 1) chooses all else.
     """
 
     begin: float
@@ -131,9 +131,9 @@ def plan(
 ) -> list[Planned]:
     """Return the faults of a run, in order. They depend on the arguments only."""
     planned = [
-        one
+        fault
         for effect in Effect
-        for one in _lane(
+        for fault in _lane(
             random.Random(f"{seed} {effect.name}"),
             seconds,
             brokers,
@@ -141,7 +141,7 @@ def plan(
             [kind for kind in kinds if kind.effect is effect],
         )
     ]
-    return sorted(planned, key=lambda one: one.begin)
+    return sorted(planned, key=lambda fault: fault.begin)
 
 
 def _lane(
@@ -160,9 +160,9 @@ def _lane(
         target = rng.randrange(brokers)
         yield _planned(rng, begin, kind, target, lease_s)
         if kind.effect is Effect.GONE and brokers > 1 and rng.random() < _TWINS:
-            other = (target + 1 + rng.randrange(brokers - 1)) % brokers
+            second = (target + 1 + rng.randrange(brokers - 1)) % brokers
             twin = rng.choices(kinds, weights)[0]
-            yield _planned(rng, begin + rng.uniform(0.0, _TWIN_S), twin, other, lease_s)
+            yield _planned(rng, begin + rng.uniform(0.0, _TWIN_S), twin, second, lease_s)
         begin += rng.uniform(*gap)
 
 
@@ -172,7 +172,7 @@ def _planned(rng: random.Random, begin: float, kind: Kind, target: int, lease_s:
 
 
 class Bounds:
-    """Decide which faults may begin. Call ``tick`` often, with what is broken now.
+    """Decides which faults may begin. Call ``tick`` often, with what is broken now.
 
     ``floor`` is the smallest replication above 1. It is 1 without such a journal: a broker is then gone as
     long as it is broken, and most brokers must be there to take over.
@@ -183,7 +183,7 @@ class Bounds:
         self._most = floor - 1 if self._replicated else max((brokers - 1) // 2, 1)
         self._store_s = store_s if self._replicated else 0.0
         self._clear: dict[str, float] = {}
-        """Seconds in which others could store what they hold, by broker that counts as gone."""
+        """By broker that counts as gone: seconds in which others could store what they hold."""
         self.now = 0.0
         self._all_until_whole = False
 
@@ -205,7 +205,7 @@ class Bounds:
         return not self._all_until_whole and len({*self._clear, broker}) <= self._most
 
     def begin(self, effect: Effect, broker: str) -> None:
-        """Take note of a fault that begins."""
+        """Note a fault that begins."""
         if effect is Effect.GONE:
             self._clear[broker] = 0.0
         elif effect is Effect.ALL:

@@ -1,6 +1,6 @@
 """A broker whose stores can hang and whose clock can jump: ``python -m tools.chaos.seams FLAGS``.
 
-It is ``gazette serve`` with two seams, which files in the directory of ``GAZETTE_CHAOS_CONTROL`` move:
+It is ``gazette serve`` with two seams. Files in the directory of ``GAZETTE_CHAOS_CONTROL`` control them:
 
 ``hang-NAME``   while it is there, calls of stores below a directory NAME do not return
 ``clock-ID``    seconds by which the wall clock of the broker ID is wrong
@@ -22,17 +22,17 @@ CONTROL_ENV: Final = "GAZETTE_CHAOS_CONTROL"
 BROKER_ENV: Final = "GAZETTE_CHAOS_BROKER"
 _POLL_S: Final = 0.1
 _CALLS: Final = ("exists", "open", "put", "list", "remove")
-"""Operations that reach out for a store. Signing does not."""
+"""Calls that reach a store. Signing does not."""
 
 
 class Control:
-    """The files by which a harness moves the seams of brokers that run."""
+    """The files by which a harness controls the seams of running brokers."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
 
     def hang(self, store: str) -> None:
-        """Have calls of a store not return, until ``release``."""
+        """Let calls of a store hang until ``release``."""
         self._hanging(store).touch()
 
     def release(self, store: str) -> None:
@@ -40,7 +40,7 @@ class Control:
         self._hanging(store).unlink(missing_ok=True)
 
     def hangs(self, directory: Path) -> bool:
-        """Return True while calls of the store in ``directory`` must not return."""
+        """Return True while calls of the store in ``directory`` must hang."""
         return any(self._hanging(part).exists() for part in directory.parts[-2:])
 
     def set_clock(self, broker: str, seconds: float) -> None:

@@ -23,7 +23,7 @@ _DECODE_BYTES: Final = 1 << 30
 
 
 class BreakableStore:
-    """A directory of fragments. What is broken stays so until it is mended."""
+    """A directory of fragments. Each fault lasts until it is undone: `mend` undoes all."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -63,12 +63,12 @@ class BreakableStore:
             _set_writable(directory, writable=True)
 
     def mend(self) -> None:
-        """Put right whatever is broken."""
+        """Undo all faults."""
         self.show()
         self.unprotect()
 
     def _directories(self) -> Iterator[Path]:
-        # From the top: what is below may be made meanwhile, but not where it is protected already.
+        # From the top: brokers may create directories meanwhile, but not below a protected one.
         for path, _, _ in os.walk(self.directory):
             yield Path(path)
 
@@ -77,7 +77,7 @@ def _set_writable(directory: Path, *, writable: bool) -> None:
     if os.geteuid() != 0:
         directory.chmod(0o755 if writable else 0o555)
         return
-    # Modes do not concern root; this flag does.
+    # Root may write whatever the mode is, but not with this flag.
     opened = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         with contextlib.suppress(OSError):  # Not every file system has it: `can_protect` finds out.
@@ -89,7 +89,7 @@ def _set_writable(directory: Path, *, writable: bool) -> None:
 
 
 def fill_disk(pid: int) -> None:
-    """Let no file of a process grow any more: its writes are refused as by a full disk."""
+    """Let writes to files fail in a process, as on a full disk."""
     _, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
     resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, hard))
 
@@ -131,28 +131,28 @@ def read_store(directory: Path, journal: str) -> Stored:
         if not path.is_file() or not _is_fragment(path.name):
             continue
         fragment = Fragment.parse(journal, path.name)
-        held = _decoded(fragment, path)
-        if len(held) != fragment.length or digest(held) != fragment.sum.hex():
+        decoded = _decoded(fragment, path)
+        if len(decoded) != fragment.length or digest(decoded) != fragment.sum.hex():
             wrong.append(f"{path.name} does not hold what its name says")
             continue
         if fragment.begin > len(content):
             holes.append((len(content), fragment.begin))
             content += bytes(fragment.begin - len(content))
         overlap = min(len(content), fragment.end) - fragment.begin
-        if content[fragment.begin : fragment.begin + overlap] != held[:overlap]:
+        if content[fragment.begin : fragment.begin + overlap] != decoded[:overlap]:
             wrong.append(f"{path.name} differs from the files before it")
-        content += held[overlap:]
+        content += decoded[overlap:]
     return Stored(bytes(content), tuple(holes), tuple(wrong))
 
 
 def stored_ops(directory: Path, journal: str) -> tuple[int, ...]:
     """Return the operations that have bytes in any fragment of a journal, also in one that another hides."""
-    found: set[int] = set()
+    ops: set[int] = set()
     files = (directory / journal).iterdir() if (directory / journal).is_dir() else ()
     for path in files:
         if path.is_file() and _is_fragment(path.name):
-            found.update(ops_of(_decoded(Fragment.parse(journal, path.name), path)))
-    return tuple(sorted(found))
+            ops.update(ops_of(_decoded(Fragment.parse(journal, path.name), path)))
+    return tuple(sorted(ops))
 
 
 def _is_fragment(name: str) -> bool:

@@ -61,7 +61,7 @@ class _Aborted(GazetteError):
 @dataclass(frozen=True, slots=True)
 class WorkloadSettings:
     """``rate``: appends per second of each appender. ``patient``: clients retry what can be retried, and
-    a failure that they see nevertheless is written down."""
+    record the failures that remain."""
 
     rate: float = 4.0
     patient: bool = False
@@ -95,7 +95,7 @@ class Workload:
         recorder.restarted.append(self._restart)
 
     def start(self, scope: TaskScope, journals: list[str]) -> None:
-        """Start all of them, as children of ``scope``."""
+        """Start all appenders and readers, as children of ``scope``."""
         for journal in journals:
             style = journal.rpartition("/")[2].partition("-")[0]
             kinds: dict[str, list[Kind]] = {
@@ -129,7 +129,7 @@ class Workload:
                 scope.spawn(kind(name, journal, client), name=name)
 
     def _client(self, address: str = "", *, routes: bool = True, fragments: bool = False) -> Client:
-        """Return a client, shared by all that ask for the same: connections are not what is tested here."""
+        """Return a client. Callers with the same arguments share it: this does not test connections."""
         key = (address, routes, fragments)
         if key not in self._clients:
             self._clients[key] = self._cluster.client(address, routes=routes, fragments=fragments)
@@ -170,7 +170,7 @@ class Workload:
             yield
 
     async def _hesitant(self, appending: Appending) -> AsyncIterator[None]:
-        """Wait after the first append of each life: before the second nothing need be stored."""
+        """Wait after the first append of each life: until the second, brokers need not store anything."""
         while True:
             result = await appending.append(appending.new())
             if result is not None and result.commit.begin == 0:
@@ -178,9 +178,9 @@ class Workload:
             yield
 
     async def _slow(self, appending: Appending) -> AsyncIterator[None]:
-        """Append so slowly that a broker which is paused is often in the middle of it.
+        """Append so slowly that a pause of a broker often falls into the middle of an append.
 
-        When it goes on, all of the content is there: nothing but its lease forbids it to acknowledge that.
+        When the broker goes on, it has all of the content. Only its lost lease forbids the acknowledgement.
         """
         appending.slow = True
         while True:
@@ -189,7 +189,7 @@ class Workload:
             yield
 
     async def _conditional(self, appending: Appending) -> AsyncIterator[None]:
-        """Change registers on condition of what they were seen to be."""
+        """Change registers, mostly on condition that they are as the last answer said."""
         rng, seen = appending.rng, LabelSet()
         while True:
             op = appending.new()
@@ -208,13 +208,13 @@ class Workload:
             if result is not None:
                 seen = result.registers
             elif appending.status == REGISTER_MISMATCH:
-                # The answer does not say what they are; that of any append does.
+                # A refusal does not say what the registers are; the answer to any append does.
                 result = await appending.append(appending.new())
                 seen = result.registers if result is not None else seen
             yield
 
     async def _explicit(self, appending: Appending) -> AsyncIterator[None]:
-        """Append at most once: at an offset, and there again while the outcome is unknown."""
+        """Append at an offset, and there again while the outcome is unknown: so it happens at most once."""
         while True:
             head = self._recorder.heads[appending.journal]
             # Sometimes at a wrong place.
@@ -230,7 +230,7 @@ class Workload:
     # Reads.
 
     async def _tail(self, name: str, journal: str, client: Client) -> None:
-        """Follow a journal from its beginning to wherever it goes."""
+        """Follow a journal from its beginning, over all its lives."""
         offset = 0
         while not self.stopping.is_set():
             reading = ReadParams(journal, offset, block=True)
@@ -255,7 +255,7 @@ class Workload:
                 reader.close()
 
     async def _read(self, name: str, client: Client, params: ReadParams, limit: int | None) -> int:
-        """Read until the head, a limit, or an error that is not retried. Returns where it came to."""
+        """Read until the head, a limit, or an error that is not retried. Return the offset reached."""
         journal, offset = params.journal, params.offset
         params = replace(params, min_etcd_revision=self._recorder.revisions.get(journal, 0))
         self._recorder.record(
@@ -342,7 +342,7 @@ class Appending:
         self._attempts: dict[int, tuple[int, int]] = {}
 
     def new(self) -> int:
-        """Return a payload that was never appended."""
+        """Return the number of a payload that was never appended."""
         op = self._recorder.new_op()
         length = _SLOW_PIECES * _SLOW_BYTES if self.slow else self._workload.length(self.rng)
         self._attempts = {op: (0, length)}
@@ -407,6 +407,7 @@ class Appending:
     async def _outcome(
         self, params: AppendParams, op: int, length: int, session: SessionAppend | None
     ) -> tuple[Outcome, str, AppendResult | None]:
+        """Append. Return the outcome, the text of an error, and the result if there is one."""
         content = payload(op, length)
         timeout_s = _SLOW_TIMEOUT_S if self.slow else ATTEMPT_TIMEOUT_S
         self.status = self.ledger = ""

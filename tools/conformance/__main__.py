@@ -38,9 +38,9 @@ from tools.conformance.programs import Programs, original, version
 _CASE_S = 60.0
 _BACKOFF = (("grpc.initial_reconnect_backoff_ms", 50), ("grpc.max_reconnect_backoff_ms", 200))
 _HTTP1 = "note that the frame header looked like an HTTP/1.1 header"
-"""What h2spec prints of an invalid preface without TLS: the port answers 400 by HTTP/1.1, and closes.
+"""A part of h2spec's output for an invalid preface without TLS: our port answers 400 by HTTP/1.1, and closes.
 
-The case is of servers that know by other means that a client speaks HTTP/2 (RFC 9113, 3.3).
+The case is for servers that know before the first byte that a client speaks HTTP/2 (RFC 9113, 3.3).
 """
 _CLOCK = SystemClock()
 
@@ -170,7 +170,7 @@ async def _client(program: str, tls: TlsFiles | None) -> bool:
 
 
 async def main(arguments: argparse.Namespace) -> int:
-    """Run what was named. Return 1 if a case fails."""
+    """Run the tests of each named program. Return 1 if a case fails."""
     passed = []
     with tempfile.TemporaryDirectory() as directory:
         tls = _certificate(Path(directory))

@@ -1,8 +1,8 @@
 """Shards that change hands between an application of others and the same one of ours.
 
 The others are the Go original, or another version of ours. ``original/tally.go`` and `tally` count words, and
-publish each count. One after the other runs the same shards, and is killed while it works. The counts that
-they publish are 1, 2, 3 … for each word.
+publish each count. The two applications run the same shards in turns, and each is killed while it works. For
+each word they must publish the counts 1, 2, 3 ….
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ class Lane:
     attached: str = ""
     """Name of a second database of SQLite."""
     journal: str = ""
-    """SQLite's journal mode of the original. Its default is WAL."""
+    """SQLite's journal mode in the original's store; empty for its default, WAL."""
     mode: str = ""
-    """Mode of our SQLite store. Its default is redo."""
+    """Mode of our SQLite store; empty for its default, redo."""
     expected: Counter[str] = field(default_factory=Counter)
     """Committed messages by word."""
     totals: dict[str, list[int]] = field(default_factory=dict)
@@ -75,7 +75,7 @@ class Lane:
         rng = random.Random(self.name)
         self._mint = UuidMint(new_producer_id(rng), Clock())
         self._open = UuidMint(new_producer_id(rng), Clock())
-        """A producer whose transactions begin before a hand-over, and end behind it."""
+        """A producer whose transactions begin before a hand-over, and end after it."""
         for one in (self._mint, self._open):
             one.observe(_CLOCK.now())  # Producers with an old clock are forgotten.
         self._pending: list[str] = []
@@ -130,8 +130,8 @@ class Lane:
             if totals != list(range(1, len(totals) + 1)):
                 raise Broken(f"{self.name}: the counts of {word!r} are {totals}")
         if not self.is_done:
-            found = Counter({word: len(one) for word, one in self.totals.items()})
-            missing, extra = self.expected - found, found - self.expected
+            counted = Counter({word: len(one) for word, one in self.totals.items()})
+            missing, extra = self.expected - counted, counted - self.expected
             raise Broken(f"{self.name}: not counted {missing}, counted too often {extra}")
 
 
@@ -185,7 +185,7 @@ class Handover:
                 lane.totals.setdefault(one.word, []).append(one.total)
 
     async def done(self, *lanes: Lane) -> None:
-        """Wait until everything committed is counted. Raise ``Broken`` if it is not, or not once."""
+        """Wait until each committed message is counted. Raise ``Broken`` if one is not, or is twice."""
         try:
             async with asyncio.timeout(_WAIT_S):
                 while not all(lane.is_done for lane in lanes):
@@ -267,17 +267,17 @@ class Handover:
             listed = await shards.list_shards()
         except Unavailable:
             return ReplicaCode.IDLE, ""  # It is still starting.
-        found = [
+        statuses = [
             one for shard in listed.shards if shard.spec.id == lane.name for one in shard.status
         ]
-        if not found:
+        if not statuses:
             return ReplicaCode.IDLE, ""
-        return found[0].code, "; ".join(found[0].errors)
+        return statuses[0].code, "; ".join(statuses[0].errors)
 
     async def work(self, shards: ShardClient, *lanes: Lane, tail: int = 200) -> None:
-        """Let the owner count what is published while it runs. Return in the middle of its work.
+        """Publish while the owner counts. Return in the middle of its work.
 
-        A transaction of a producer stays open. ``tail`` messages are published that may not be counted yet.
+        Then a transaction of a producer is open, and the last ``tail`` messages may not be counted yet.
         """
         await self.serve(shards, *lanes)
         await self.publish(100)

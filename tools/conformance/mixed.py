@@ -1,4 +1,4 @@
-"""A cluster of two of our brokers and one of others: the programs of both use it by each broker."""
+"""A cluster of two brokers of ours and one of others. Programs of both sides use it through each broker."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Mixed:
         return led
 
     async def append_by_each(self) -> None:
-        """Append to each journal by each broker: small, large, by our client, theirs, and HTTP."""
+        """Append small and large contents through each broker: by our client, their gazctl, and HTTP."""
         for broker in self.brokers:
             async with self.client(broker) as client:
                 for name in _JOURNALS:
@@ -116,23 +116,23 @@ class Mixed:
                         )
 
     async def read_by_each(self) -> None:
-        """Read each journal by each running broker, by our client and by theirs."""
+        """Read each journal through each running broker, by our client and by their gazctl."""
         for broker in self.brokers:
             if not broker.process.running:
                 continue
             async with self.client(broker) as client:
                 for name, expected in self.expected.items():
-                    found = b""
+                    read = b""
                     async with (
                         asyncio.timeout(_WAIT_S),
                         client.retry_reader(ReadParams(name)) as reader,
                     ):
-                        while len(found) < len(expected):
-                            found += await reader.read()
-                    self._compare(name, found)
+                        while len(read) < len(expected):
+                            read += await reader.read()
+                    self._compare(name, read)
             for name in _JOURNALS:
-                found = await self.gazctl(broker, "journals", "read", "-l", f"name={name}")
-                self._compare(name, found)
+                read = await self.gazctl(broker, "journals", "read", "-l", f"name={name}")
+                self._compare(name, read)
 
     def _compare(self, name: str, found: bytes) -> None:
         expected = self.expected[name]

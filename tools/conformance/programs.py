@@ -1,4 +1,4 @@
-"""Programs that share a cluster, logs and stores with ours: the original's, or another version's of ours."""
+"""Programs that share a cluster, logs and stores with ours: those of the original, or of another version."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Programs:
     environ: Mapping[str, str] = field(default_factory=dict)
     """Further variables of that command."""
     takes_pages: bool = True
-    """True if it goes on with a database of SQLite that was ours."""
+    """True if the application can go on with a SQLite database of our application."""
 
 
 def original(directory: Path) -> Programs:

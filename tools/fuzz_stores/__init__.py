@@ -1,1 +1,1 @@
-"""Fuzzers of recording: random work on a store, cuts of its log, and a plain database beside it."""
+"""Fuzzers of recorded stores: random work, cuts of the log, and a plain database to compare with."""

@@ -19,7 +19,7 @@ from gazette.recoverylog.log.recorder import Recorder
 from gazette.testing.recovery import MemoryLog, Replayer, pruned, take_over
 
 SHARD: Final[Any] = None
-"""Stores take nothing of their shard."""
+"""These stores use nothing of their shard."""
 
 ContentT = TypeVar("ContentT")
 
@@ -30,7 +30,7 @@ class Difference(AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class Commit(Generic[ContentT]):
-    """A commit: where it ends in the log, what the plain database held, and how to go back to it."""
+    """A commit: its end in the log, and the plain database then, as content and as a snapshot to restore."""
 
     end: int
     content: ContentT
@@ -55,7 +55,7 @@ class Fuzzer(ABC, Generic[ContentT]):
         self.checks = 0
         """Number of states that were compared."""
         self._floor = 0
-        """The log is not cut before this: hints need it."""
+        """The log is not cut before this offset: hints need what is before it."""
         self._owners = 0
         self._standby: _Standby | None = None
 
@@ -63,7 +63,7 @@ class Fuzzer(ABC, Generic[ContentT]):
 
     @abstractmethod
     def open_store(self, recorder: Recorder) -> Store:
-        """Open the store, with options that may be others each time."""
+        """Open the store, with options that may differ each time."""
 
     @abstractmethod
     def new_view(self, directory: Path) -> StateView:
@@ -87,7 +87,7 @@ class Fuzzer(ABC, Generic[ContentT]):
 
     @abstractmethod
     def content(self, reader: Any) -> ContentT:
-        """Read everything that a store, or a standby's reader, holds."""
+        """Read everything that is in a store, or in a standby's reader."""
 
     def check_files(self, directory: Path, expected: ContentT) -> None:
         """Check played-back files without the store. Default: nothing."""
@@ -95,7 +95,7 @@ class Fuzzer(ABC, Generic[ContentT]):
     # -- the run
 
     def run(self, transactions: int) -> None:
-        """Raise `Difference` for a state that is not a commit, and what stores raise."""
+        """Run transactions. Raise `Difference` for a state that no commit left, and errors of stores."""
         try:
             self._open(None)
             while len(self.commits) < transactions:
@@ -138,11 +138,11 @@ class Fuzzer(ABC, Generic[ContentT]):
         content, snapshot = self.commit_plain()
         checkpoint = Checkpoint({"source": SourceCheckpoint(number)})
         appended = self.store.start_commit(SHARD, checkpoint, ()).result()
-        # What is recorded again to bound the log comes after the commit.
+        # What the store records again, to bound the log, comes after the commit.
         self.commits.append(Commit(appended.commit.end, content, snapshot))
 
     def _fail_over(self) -> None:
-        """Let the process die within a transaction, and the log end at some append."""
+        """Let the owner die within a transaction, cut the log after an append, and check the next owner."""
         self.work()
         self.store.destroy()
         self.store = None
@@ -166,10 +166,10 @@ class Fuzzer(ABC, Generic[ContentT]):
                 self.check_files(files / "copy", last.content)
         self._open(self.hints)
         shutil.rmtree(self.directory / f"owner-{self._owners - 2}", ignore_errors=True)
-        found = self.store.restore_checkpoint(SHARD)
+        checkpoint = self.store.restore_checkpoint(SHARD)
         self.compare(self.content(self.store), last.content, "what the next owner recovers")
-        if found.sources["source"].read_through != durable - 1:
-            raise Difference(f"the checkpoint is {found}, not that of commit {durable - 1}")
+        if checkpoint.sources["source"].read_through != durable - 1:
+            raise Difference(f"the checkpoint is {checkpoint}, not that of commit {durable - 1}")
         self.restore_plain(last.snapshot)
 
     @contextlib.contextmanager
@@ -204,7 +204,7 @@ class Fuzzer(ABC, Generic[ContentT]):
 
 
 class _Standby:
-    """Plays the log back as it grows, and reads it by a view."""
+    """Plays the log back as it grows, and reads its state by a view."""
 
     def __init__(
         self, directory: Path, hints: FSMHints | None, new_view: Callable[[Path], StateView]
@@ -242,7 +242,7 @@ def difference(expected: Any, actual: Any) -> str:
 
 @contextlib.contextmanager
 def defaults(function: Any, **values: Any) -> Iterator[None]:
-    """Let keyword arguments of a function have other defaults, such as thresholds a short run reaches."""
+    """Let keyword arguments of a function have other defaults, such as thresholds that short runs reach."""
     before = function.__kwdefaults__
     function.__kwdefaults__ = {**before, **values}
     try:

@@ -144,7 +144,7 @@ class RocksDBFuzzer(Fuzzer[Content]):
                 plain[key] = value
 
     def _undo(self) -> None:
-        """Return to a savepoint, and require the content of before."""
+        """Change something after a savepoint, and then roll back to it or release it."""
         before = {name: dict(one) for name, one in self._plain.items()}
         self.say("savepoint")
         savepoint = self.store.savepoint()

@@ -162,7 +162,7 @@ class SQLiteFuzzer(Fuzzer[Content]):
             one(schema)
 
     def _both(self, sql: str, *bindings: Any) -> list[tuple[Any, ...]]:
-        """Execute SQL on both; what it gives, or which error, must be the same."""
+        """Execute SQL on both databases. Rows, or the error, must be the same."""
         self.say(f"{sql[:300]} {str(bindings)[:100]}")
         ours = _outcome(lambda: self.store.execute(sql, bindings).fetchall())
         if not self._plain.in_transaction:
@@ -294,7 +294,7 @@ class SQLiteFuzzer(Fuzzer[Content]):
     def _virtual(self, schema: str) -> None:
         rng, text = self.rng, self.rng.choice(_TEXTS)
         words, boxes, row = f"{schema}.words", f"{schema}.boxes", self.rng.randrange(40)
-        # SQLite itself cannot commit after a savepoint is rolled back within which FTS5 made a table.
+        # SQLite itself cannot commit after the roll-back of a savepoint in which FTS5 created a table.
         match rng.randrange(12) if not self._savepoints else rng.randrange(2, 11):
             case 0:
                 self._both(_FTS.format(schema))
@@ -376,7 +376,7 @@ def _outcome(call: Callable[[], Any]) -> Any:
 
 def dump(query: Query) -> Content:
     """Read everything that a connection has: definitions, rows, and what full-text search finds."""
-    found: Content = {}
+    content: Content = {}
     schemas = [
         str(name) for (name,) in query("SELECT name FROM pragma_database_list ORDER BY name")
     ]
@@ -388,17 +388,17 @@ def dump(query: Query) -> Content:
             " WHERE tbl_name NOT LIKE 'gazette_%' ORDER BY name, type"
         )
         if definitions:
-            found[schema] = definitions
+            content[schema] = definitions
         for pragma in ("user_version", "application_id"):
             if (value := query(f"PRAGMA {schema}.{pragma}")) != [(0,)]:
-                found[f"{schema}.{pragma}"] = value
+                content[f"{schema}.{pragma}"] = value
         for name in _tables(definitions):
             rows = query(f'SELECT * FROM {schema}."{name}"')
-            found[f"{schema}.{name}"] = sorted(repr(row) for row in rows)
+            content[f"{schema}.{name}"] = sorted(repr(row) for row in rows)
             if name == "words":
                 sql = f"SELECT rowid FROM {schema}.words WHERE words MATCH 'two' ORDER BY rowid"
-                found[f"{schema}.words found"] = query(sql)
-    return found
+                content[f"{schema}.words found"] = query(sql)
+    return content
 
 
 def _tables(definitions: list[tuple[Any, ...]]) -> Iterator[str]:

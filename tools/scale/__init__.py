@@ -1,1 +1,1 @@
-"""Clusters on paper that no machine of ours could run, with the true mirror, allocator and lists."""
+"""Large clusters on paper: only one member's mirror of etcd, its allocator and its lists are real."""

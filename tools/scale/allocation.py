@@ -47,7 +47,7 @@ class Convergence:
 def converge(
     kind: Kind, items: int, latency_s: float, events: int = 6, *, work_is_free: bool = False
 ) -> list[Convergence]:
-    """Let a cluster converge from nothing, and after each of the first ``events``.
+    """Let a cluster converge after each of the first ``events`` changes: its start from nothing is the first.
 
     With ``work_is_free``, only waits take time, and each run has the same transactions.
     """

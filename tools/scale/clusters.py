@@ -1,4 +1,4 @@
-"""Clusters of brokers and of members, as keys of a `PaperEtcd`, with the work of all but the leader."""
+"""Clusters of brokers and of members, as keys of a `PaperEtcd`, and what all members but the leader write."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _TEAMS: Final = 100
 
 @dataclass(frozen=True)
 class Kind:
-    """A cluster of brokers, or of members of an application. Names are as users give them."""
+    """A kind of cluster: of brokers, or of members of an application. Names are like those of users."""
 
     name: str
     item: str
@@ -160,7 +160,7 @@ class PaperCluster:
         self.etcd.fill(puts())
 
     def missing(self) -> int:
-        """Return the number of items that do not have their replicas, all in step."""
+        """Return the number of items that lack replicas, or whose replicas are not all in step."""
         return sum(
             not self._is_settled(self.etcd.item(self._prefix(index))) for index in range(self.items)
         )

@@ -1,6 +1,6 @@
 """An etcd on paper: keys, transactions and watches, with a latency. Its own work takes no time.
 
-``PaperEtcd.transport`` is for the true client, so that requests and answers are encoded as for etcd.
+`PaperEtcd` is a transport of the true client, so that requests and answers are encoded as for etcd.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class PaperEtcd:
         self.transactions = 0
         self.operations = 0
         self.largest = 0
-        """Most operations or comparisons of a transaction."""
+        """Greatest number of operations or comparisons of a transaction."""
         self.event_bytes = 0
         """Bytes of the events that each watch of all keys has got."""
         self.events = 0
@@ -43,7 +43,7 @@ class PaperEtcd:
         self.on_change: Callable[[Iterable[kv_pb2.Event]], None] = lambda events: None
         self._order: list[bytes] = []
         self._items: dict[bytes, dict[bytes, kv_pb2.KeyValue]] = {}
-        """Assignments by the common prefix of those of one item."""
+        """The assignments of each item, by the common prefix of their keys."""
         self._watches: list[_WatchCall] = []
 
     @property
@@ -246,7 +246,7 @@ class _WatchCall:
 
 
 def item_prefix(key: bytes) -> bytes | None:
-    """Return what the keys of all assignments of one item begin with; None for another key."""
+    """Return the common prefix of an item's assignments, by the key of one of these; None for other keys."""
     if b"/assign/" not in key:
         return None
     return key[: key.index(b"#") + 1]

@@ -1,4 +1,4 @@
-"""An event loop whose time is that of the processor, and of the waits that it skips."""
+"""An event loop whose time is processor time plus the length of all waits. It skips the waits."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NEVER_S = 1e6
 
 
 class PaperLoop(asyncio.SelectorEventLoop):
-    """A loop for work without real IO. It is its own `gazette.runtime.clock.Clock`, by ``PaperClock``.
+    """A loop for work without real IO. `PaperClock` has its time.
 
     Its time is the processor time of this process, without that of ``free`` sections, and the length of all
     waits. No wait takes real time. So other work on the machine does not count. With ``work_is_free``, only
@@ -51,7 +51,7 @@ class PaperLoop(asyncio.SelectorEventLoop):
 
     @contextmanager
     def free(self) -> Iterator[None]:
-        """Do the work of other processes, in no time."""
+        """Let the work of a block take no time: other processes would do it."""
         began = time.process_time()
         try:
             yield
@@ -101,7 +101,7 @@ class PaperPool:
         """Processor time of child processes."""
 
     async def run(self, solve: Callable[[Any, float], T], problem: Any, timeout_s: float) -> T:
-        """Compute a plan. The time limit is of real time, in which other work goes on: leave it out."""
+        """Compute a plan without its time limit: that is real time, in which the machine does other work."""
         del timeout_s
         before = _children_s()
         with self._loop.free():

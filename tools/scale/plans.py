@@ -13,7 +13,7 @@ Placed = list[tuple[int, ...]]
 
 
 def plan(kind: Kind, items: int) -> dict[str, float]:
-    """Return the seconds of the processor for each plan."""
+    """Return the processor time of each plan, in seconds."""
     count = kind.members(items)
     limit = -(-2 * items * kind.replication // count)
     zone = range(ZONES - 1, count, ZONES)

@@ -33,7 +33,7 @@ CHANGES: Final = (1, 100, 1_000)
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A measured value; ``turn_s`` is the longest turn of the event loop meanwhile."""
+    """A measured value. ``turn_s`` is the longest turn of the event loop during the measurement."""
 
     name: str
     value: float
@@ -198,7 +198,7 @@ class _View:
 
 
 class _Access:
-    """A client of one broker, whose answers are known."""
+    """Stands for the access to a broker, which gives the same pages again."""
 
     def __init__(self, pages: list[Any], clock: PaperClock) -> None:
         self.clock = clock

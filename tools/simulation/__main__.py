@@ -1,6 +1,6 @@
 """``python -m tools.simulation``: simulate seeds, or replay one with its trace.
 
-Exit codes: 0 nothing was violated; 1 something was, and the trace says how it came to it.
+Exit codes: 0 no invariant was violated; 1 an invariant was, and the trace shows how; 2 wrong arguments.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ def main() -> int:
     if arguments.other is not None and not (arguments.other / "gazette").is_dir():
         sys.stderr.write(f"{arguments.other} is no checkout of this repository\n")
         return 2
-    # Before children are made: they find everything imported.
+    # Import the other version before the children are forked: they inherit its modules.
     other = None if arguments.other is None else OtherVersion(arguments.other)
     if arguments.seed is None:
         return _many(arguments, other)

@@ -1,11 +1,12 @@
-"""The judge of a simulation: a pure function from its history to what was violated.
+"""Judges a simulation: ``check`` is a pure function from its history to what was violated.
 
-An acknowledged append has its bytes at its offsets: in every reader of its journal's life, in every
-fragment of that life's store, and, while the journal lives, after everything was healed. No other append
-is acknowledged at any of its offsets. An append that was refused is not there at all; one whose outcome is
-not known is there as a whole or not at all. One of a former life is not there either. Registers change as
-if appends were made one after another. What a reader was given, acknowledged or not, is what the journal has
-for good, unless brokers that had it were lost.
+- An acknowledged append has its bytes at its offsets. Every reader of its journal's life gets them, and every
+  fragment of that life has them. If the journal still exists after the last fault, it has them, too.
+- No two acknowledged appends share an offset.
+- A refused append, or an append of a former life, is nowhere in the journal.
+- An append whose outcome is not known is in the journal as a whole, or not at all.
+- Registers change as if appends were made one after another.
+- Bytes that a reader was given stay, acknowledged or not, unless brokers that had them were lost.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ LifeKey: TypeAlias = "tuple[str, int]"
 
 _NONE: Final[Mapping[str, float]] = MappingProxyType({})
 _NAME_BYTES: Final = 25
-"""Number of bytes that tell the payload of an append from all others."""
+"""An append is recognized by so many of its first bytes: they differ for all appends."""
 _HEAD: Final = re.compile(rb"<(\d+):(?:[^<]*<\1:)*")
 """The number of an append, which its bytes repeat."""
 _SHOWN_BEFORE_S: Final = 60.0
-"""Longest time between the loss of a broker and a reader's receipt of bytes that the broker had."""
+"""A lost broker may have shown bytes that a reader gets at most so many seconds after the loss."""
 UPLOAD_S: Final = 60.0
-"""Seconds without a fault in which brokers must have uploaded the bytes of a lost replica."""
+"""Without a fault for so many seconds, the other replicas must have uploaded the bytes of a lost one."""
 
 
 def check(history: History) -> list[str]:
@@ -90,12 +91,13 @@ def _check_life(
         later = [one for one in there if _known_at(one) > piece.time]
         yield from _vanished(history, life, piece, later)
     for fragment in stored:
-        # A broker that comes back uploads nothing at offsets that were given out again, or removes it.
+        # A broker that comes back must not leave bytes of lost appends at offsets that were given out again.
+        # A killed broker may, and so may a fragment that was removed.
         stays = fragment.removed is None and fragment.by not in history.killed
         if fragment.removed is not None and _is_undone(history, life, kept, fragment):
             continue
-        # A removed fragment does not concern appends that were acknowledged later. A marked fragment is not
-        # used: brokers ask etcd first.
+        # A removed fragment need not have appends that were acknowledged later. A marked fragment need not
+        # have any: brokers ask etcd before they use it.
         until = math.inf if fragment.removed is None else fragment.removed
         if fragment.marked:
             until = -math.inf
@@ -119,7 +121,7 @@ def _check_life(
 
 
 class _Places:
-    """Finds appends by their offsets: there are thousands of pieces, and each has few of them."""
+    """Finds appends by their offsets, fast: there are thousands of pieces, with few appends in each."""
 
     def __init__(self, appends: list[Append]) -> None:
         self._appends = appends
@@ -136,8 +138,8 @@ class _Places:
 def _known_at(append: Append) -> float:
     """Return the time from which readers must find the append and no other bytes at its offsets.
 
-    Until then they may find bytes of an append that was not acknowledged, see `_vanished`. They may even be
-    of an earlier attempt of the same append.
+    Until then readers may get bytes there of an append that was not acknowledged: see `_vanished`. These may
+    be of an earlier attempt of the same append. So an append with repetitions is known from its end on.
     """
     if append.repeated and append.ended is not None:
         return append.ended
@@ -269,7 +271,7 @@ def _mismatches(
     appends: list[Append],
     gone: Iterable[Append],
 ) -> Iterator[str]:
-    """Yield acknowledged appends in whose place ``content`` has other bytes, except bytes of ``gone``."""
+    """Yield acknowledged appends in whose place ``content`` has other bytes, but for bytes of ``gone``."""
     end = offset + len(content)
     for append in appends:
         assert append.begin is not None
@@ -283,7 +285,7 @@ def _mismatches(
 
 
 def _same(append: Append, begin: int, content: bytes) -> bool:
-    """Return True if an append has these bytes at ``begin``, as far as it reaches."""
+    """Return True if an append has these bytes at ``begin``. Bytes behind its end are not compared."""
     assert append.begin is not None
     at = begin - append.begin
     if not 0 <= at < len(append.payload):
@@ -314,7 +316,7 @@ def _is_undone(history: History, life: Life, kept: list[Append], fragment: Store
 
 
 def _consists_of(content: bytes, payloads: list[bytes]) -> bool:
-    """Return True if the content is of payloads, one after the other, or of parts of them."""
+    """Return True if the content consists of some of the payloads, or of parts of them, in any order."""
     if not content:
         return True
     for payload in payloads:
@@ -391,7 +393,7 @@ def _strangers(
 def _late_copies(
     history: History, life: Life, kept: list[Append], finals: list[Piece]
 ) -> Iterator[str]:
-    """Yield appends that have a copy behind a later append of their session.
+    """Yield appends of which a copy stands behind a later append of their session.
 
     A copy before the later append is permitted: a session repeats an append until it has succeeded, and
     readers drop the copy.
@@ -430,7 +432,7 @@ def _late_copies(
 
 
 def _assembled(pieces: Iterable[Piece]) -> list[tuple[int, bytes]]:
-    """Return the bytes of the reader that has most, as contiguous runs."""
+    """Return the bytes of the reader that got most, as contiguous runs, each with its offset."""
     readers: dict[str, list[Piece]] = defaultdict(list)
     for piece in pieces:
         readers[piece.reader].append(piece)
@@ -483,7 +485,7 @@ def _registers(history: History, life: Life, appends: list[Append]) -> Iterator[
 
 
 def _wrongly_refused(history: History, life: Life, appends: list[Append]) -> Iterator[str]:
-    """Yield appends that were refused for a register which they required, and which was set all the time.
+    """Yield appends that were refused because of a register, although it had the required value all the time.
 
     A broker that wakes up after its lease may have older registers. It must not refuse an append by these.
     """
@@ -496,7 +498,7 @@ def _wrongly_refused(history: History, life: Life, appends: list[Append]) -> Ite
         setter = appends[required]
         if setter.ended is None or setter.ended > append.begun:
             continue
-        # Another append may have set the register since: a later one, or one with an unknown outcome.
+        # Another append may have set the register since: a later append, or one whose outcome is not known.
         may_follow = any(
             other.begun <= append.ended
             and not other.refused
@@ -515,11 +517,10 @@ def _wrongly_refused(history: History, life: Life, appends: list[Append]) -> Ite
 
 
 def is_lost(history: History, append: Append, stored: list[Stored]) -> bool:
-    """Return True if an append may be gone: all its replicas ended, or lost
-    their leases, before it was stored.
+    """Return True if the bytes of an append may be gone.
 
-    It must not be gone if nothing was wrong for long enough in between: the replicas that
-    are left upload it then. It may be gone if an operator gave up its offsets.
+    So it is if an operator gave up the offsets. It is so, too, if all replicas ended, or lost their leases,
+    before a fragment had the bytes. But `UPLOAD_S` seconds without a fault in between suffice to upload them.
     """
     assert append.begin is not None
     if any(_gives_up(one, append) for one in history.confirmed):
@@ -549,7 +550,7 @@ def replicas_ended(
 ) -> list[float] | None:
     """Return when each replica of an acknowledged append ended or lost its lease; None unless all did.
 
-    ``others`` are further processes that count as ended.
+    ``others`` are further processes that count as ended, and when.
     """
     ends: list[float] = []
     for candidates in append.holders:
@@ -563,8 +564,8 @@ def replicas_ended(
 def assigned_ended(history: History, life: Life, others: Mapping[str, float] = _NONE) -> bool:
     """Return True if all brokers of a journal ended before the journal was assigned to others.
 
-    A broker that was never in step with its primary holds nothing, so it need not have ended. ``others`` are
-    further processes that count as ended.
+    A broker that was never in step with its primary has nothing of the journal, so it need not have ended.
+    ``others`` are further processes that count as ended, and when.
     """
     changes: list[Assigned] = []
     for one in history.assigned:

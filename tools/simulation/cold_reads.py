@@ -1,7 +1,7 @@
-"""Readers that take stored fragments from the stores themselves, each opened before the last one ends.
+"""Readers that get fragments directly from their blob store, and open each before the one before it ends.
 
-Threads of such a reader are fast, slow, or both. A fast one is done before its caller goes on. Then a read
-wants the next fragment before the look-ahead that opens it has begun.
+Calls in the threads of such a reader are fast or slow. A fast call is done before its caller goes on. Then a
+read wants the next fragment before the look-ahead that opens it has begun.
 """
 
 from __future__ import annotations
@@ -38,15 +38,14 @@ _CALL_S: Final = 0.003
 _TIMEOUT_S: Final = 30.0
 """Seconds for which a client waits for a store, as with `FragmentAccess`."""
 _CLOSED_WITHIN_S: Final = 60.0
-"""Seconds for which a file may stay open behind its reader: its thread may wait for the store."""
+"""Seconds for which a file may stay open after its reader was closed: a thread may wait for the store."""
 _PASSES_MAX: Final = 6
 _SHIPPED: Final = (fragment_reader.BLOCK_BYTES, fragment_reader.AHEAD_BYTES)
 
 
 def decode_in_steps(rng: random.Random | None) -> None:
-    """Choose how much clients decode at once: short fragments may take several steps. Without ``rng``, do
-    as the shipped client does.
-    """
+    """Choose how many bytes clients decode at once: so few that a short fragment may take several steps, or,
+    without ``rng``, as many as shipped clients."""
     block, ahead = _SHIPPED if rng is None else rng.choice((_SHIPPED, (300, 900)))
     vars(fragment_reader).update(BLOCK_BYTES=block, AHEAD_BYTES=ahead)
 
@@ -64,7 +63,7 @@ class StoreThreads:
         self._closed = False
 
     def submit(self, call: Callable[[], T]) -> concurrent.futures.Future[T]:
-        """Perform a call now or later. Half of those that wait have a thread, and cannot be cancelled."""
+        """Perform a call now or later. Half of the calls that wait count as begun, so none cancels them."""
         if self._closed:
             raise RuntimeError("cannot schedule new futures after shutdown")
         rng, future = self._rng, concurrent.futures.Future[T]()
@@ -106,7 +105,7 @@ class StoreFile(io.BytesIO):
         access.open_files[self] = None
 
     def read(self, length: int | None = -1) -> bytes:
-        """Read a part of what is wanted."""
+        """Read 400 bytes or an eighth of the object, however much is asked for."""
         del length
         self._access.require_answer()
         return super().read(max(400, self._size // 8))
@@ -133,7 +132,7 @@ class SimFragments(FragmentAccess):
         return url.startswith(f"{_SCHEME}:")
 
     def require_answer(self) -> None:
-        """Raise an error in place of the store's answer, at times."""
+        """Raise an error instead of the store's answer, sometimes."""
         if self._rng.random() < self._fails:
             raise self._rng.choice(
                 (Unavailable("the bucket answers 503"), NotAllowed("the signed URL has expired"))
@@ -236,7 +235,7 @@ class ColdReader:
         while True:
             begun = self._world.loop.now
             try:
-                # A read that is given up loses nothing.
+                # Some reads are given up after at most 10 ms. That must lose no byte.
                 async with asyncio.timeout(
                     0.01 * rng.random() if rng.random() < 0.1 else None
                 ) as gone:
@@ -265,7 +264,7 @@ class ColdReader:
                 await self._clock.sleep(rng.uniform(0.0, 5.0))
 
     def _since(self, reader: RetryReader, begun: float) -> float:
-        """Return the earliest time at which the bytes of the last read can have been on their way."""
+        """Return the earliest time at which the reader can have asked for the bytes of the last read."""
         present = reader._reader
         if present is not self._present[0]:
             self._present = self._ahead if present is self._ahead[0] else (present, begun)
@@ -274,7 +273,7 @@ class ColdReader:
         return self._present[1]
 
     async def _require_closed_files(self) -> None:
-        """Judge that no file of a reader that was closed stays open."""
+        """Require that no file of a closed reader stays open."""
         deadline = self._world.loop.now + _CLOSED_WITHIN_S
         while files := self._fragments.open_files:
             if self._world.loop.now > deadline:

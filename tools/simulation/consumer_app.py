@@ -66,7 +66,7 @@ class FoldStore(JSONFileStore[Folded]):
     """The state in a JSON file, whose recovery log brokers keep."""
 
     life = 0
-    """Of a standby's view."""
+    """Number of this store in `Notes`; 0 for a standby's view."""
 
     def __init__(self, recorder: Recorder | None) -> None:
         super().__init__(recorder, Folded)
@@ -87,7 +87,7 @@ class SQLiteFold(SQLiteStore):
     """The state in a SQLite database, whose redo frames and images are in the recovery log."""
 
     life = 0
-    """Of a standby's view."""
+    """Number of this store in `Notes`; 0 for a standby's view."""
 
     def __init__(self, recorder: Recorder | None) -> None:
         super().__init__(recorder, _SCHEMA, page_size=512)
@@ -117,7 +117,7 @@ class SQLiteFold(SQLiteStore):
 
 
 class RemoteFold(RemoteStore):
-    """The state in a database that all members share; a fence there is what stops a former owner."""
+    """The state in a database that all members share. A fence in it stops a former owner."""
 
     def __init__(
         self, database: RemoteDatabase, shard: Any, on_late_fence: Callable[[str], None]
@@ -161,7 +161,7 @@ def _numbers(state: dict[str, int]) -> list[int]:
 
 @dataclass(slots=True)
 class Surroundings:
-    """What a simulated application has around it."""
+    """What the simulation gives to an application."""
 
     outputs: Sequence[str]
     pause: Callable[[float], object]
@@ -190,7 +190,7 @@ class FoldApp(Application[Any]):
         self._rng = rng
         self.slow_chance = rng.choice((0.0, 0.0, 0.02, 0.2))
         self.stores: list[Any] = []
-        """All that were opened: a killed process leaves theirs to the simulation."""
+        """All stores that this process opened. If it is killed, the simulation destroys them."""
         self.views: list[StateView] = []
 
     async def initialize(self, service: ConsumerService) -> None:

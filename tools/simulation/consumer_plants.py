@@ -55,7 +55,7 @@ def hints_before_flush() -> Undo:
 
 
 def jump_not_sequenced() -> Undo:
-    """Let a jump of a source move the decoder, and not the sequencer."""
+    """Let only the decoder follow a jump of a source, and not the sequencer."""
 
     def jump(self: Transactor, transaction: Any, journal: str, offset: int) -> None:
         self._decoders[journal].jump(offset)
@@ -64,7 +64,7 @@ def jump_not_sequenced() -> Undo:
 
 
 def fence_after_the_end() -> Undo:
-    """Let a store fence although its shard has ended."""
+    """Let a store set its fence although its shard has ended."""
     return _replace(Ownership, "require_running", lambda before: lambda self: None)
 
 
@@ -97,12 +97,12 @@ def standby_older_than_it_says() -> Undo:
 
 
 def queries_outlive_the_lease() -> Undo:
-    """Let a member that has lost its lease continue to answer the queries that it has."""
+    """Let a member that has lost its lease finish the queries that are in progress."""
     return _replace(RunningQueries, "end", lambda before: lambda self, *args: None)
 
 
 def views_forget_the_hand_off() -> Undo:
-    """Let a standby that is promoted while it makes a view wait for bytes of its log."""
+    """Let a standby wait for more bytes of its log, although it was promoted: it was making a view then."""
 
     def make(before: Callable[..., Any]) -> Callable[..., Any]:
         async def read_some(self: Player, scope: Any, *, at_head: bool, may_return: bool) -> None:
@@ -115,7 +115,7 @@ def views_forget_the_hand_off() -> Undo:
 
 
 def sources_forget_their_life() -> Undo:
-    """Take a source that was deleted and created again for the one of before."""
+    """Take a source that was deleted and created again for its former life."""
     return _replace(JournalLife, "is_other", lambda before: lambda self, known: False)
 
 
@@ -129,7 +129,7 @@ def timers_stay() -> Undo:
 
 
 def promotions_append_once() -> Undo:
-    """Fail a shard at the first append of its promotion whose outcome is open."""
+    """Fail a shard if an append of its promotion has no known outcome, instead of repeating the append."""
     before = broker_logs.REPEATS_MAX
 
     def undo() -> None:
@@ -145,7 +145,7 @@ def timers_in_memory_only() -> Undo:
 
 
 def timers_of_the_former_pass() -> Undo:
-    """Forget timers that are set for a time before that of the one that fires."""
+    """Forget timers that are set for an earlier time than that of the timer that fires."""
 
     def begin_pass(self: ShardTimers) -> None:
         for queue in (self._processing_queue, self._event_queue):

@@ -1,6 +1,6 @@
-"""Pruning, as operators of a simulated cluster do: of recovery logs by hints, and of sources that were read.
+"""Prunes as operators of a cluster do: recovery logs by hints, and sources that their shards have read.
 
-What is removed of a source is read before, so that the end of the run can be judged by all of it.
+The pruner reads a part of a source before it removes it. So the end of the run is judged by the whole source.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ _REMOVAL_S: Final = 0.5
 
 @dataclass(slots=True)
 class Archive:
-    """What was committed in a journal up to some offset, and where reading goes on."""
+    """The committed messages of a journal up to some offset, and where reading goes on."""
 
     message_type: type[Any]
     messages: list[Any] = field(default_factory=list)
     checkpoint: SourceCheckpoint | None = None
     offset: int = 0
     skipped: int = 0
-    """What is before this offset was pruned before anything had read it."""
+    """Bytes before this offset were pruned before anything had read them."""
 
     async def read_to(self, client: Client, journal: str, end: int) -> None:
-        """Read on to an offset. Bounded by the caller; after an error it can be asked for again."""
+        """Read on to an offset. The caller limits the time, and may call again after an error."""
         if end <= max(self.offset, self.skipped):
             return
         self.offset = max(self.offset, self.skipped)
@@ -59,7 +59,7 @@ class Archive:
 
 
 class Pruner:
-    """Removes fragments, in rounds with pauses between what it plans and what it does."""
+    """Removes fragments in rounds: it plans a round, pauses, and removes."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Pruner:
     ) -> None:
         """Create a pruner. ``archives`` are those of the sources.
 
-        ``settled_ends`` gives offsets of a source: no transaction before them commits later.
+        ``settled_ends`` gives offsets of a source: each message before them has committed, or never will.
         """
         self._client = client
         self._consumers = consumers
@@ -121,7 +121,7 @@ class Pruner:
         return [] if unpersisted(unneeded) else unneeded
 
     async def _read(self, spec: ShardSpec) -> list[Fragment]:
-        """Return fragments of a source of which the shard has acknowledged, and committed, everything."""
+        """Return fragments of a source whose bytes the shard has all read, committed and acknowledged."""
         journal = self._rng.choice(spec.sources).journal
         stat = await self._consumers.stat(spec.id)
         read = stat.read_through.get(journal, 0)
@@ -142,7 +142,7 @@ class Pruner:
         await self._clock.sleep(self._rng.choice((0.0, 0.0, 1.0, 8.0)) * self._rng.random())
 
     def _remove(self, fragment: Fragment) -> None:
-        """Remove a fragment, and those that it covers: they would come to light."""
+        """Remove a fragment, and those that it covers: otherwise brokers would serve these instead."""
         objects = self._bucket_of(fragment.journal).objects
         for path in list(objects):
             journal, _, name = path.rpartition("/")

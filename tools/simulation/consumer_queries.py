@@ -1,7 +1,7 @@
-"""Queries of simulated shards: what members answer, the clients that ask, and the judge of answers.
+"""Queries of simulated shards: the members that answer, the clients that ask, and the judge of answers.
 
-An answer is judged by what its shard has finalized and committed until then, and by what writers know to be
-committed below the offset that the query waited for.
+The judge compares an answer with the states that its shard has finalized and committed so far. It also
+compares the answer with the messages that have committed below the offset that the query waited for.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ BEYOND: Final = 1 << 40
 """An offset that no source ever reaches."""
 _SERVICE: Final = "simulation.Folds"
 _ASKED_MAX: Final = 4
-"""Queries of one client in flight."""
+"""Greatest number of queries of one client in progress."""
 _ENDS_WITHIN_S: Final = 1.0
-"""How soon queries end once their member has failed."""
+"""Seconds after the failure of their member, within which queries end."""
 _LATE_S: Final = 2.0
 """How much later than its timeout a query may end."""
 _ROUNDING_S: Final = 0.001
@@ -106,7 +106,7 @@ class MemberQueries:
         self._count = 0
         self._failed_at: float | None = None
         self.holds: list[tuple[float, float]] = []
-        """When the process was held: from, until."""
+        """When the process was paused: from, until."""
 
     def handler(self, answer: Callable[[Ask, Any], Awaitable[Folds]]) -> Any:
         """Return the handler to add to the member's server."""
@@ -131,6 +131,7 @@ class MemberQueries:
         return grpc.method_handlers_generic_handler(_SERVICE, {"Fold": method})
 
     def _judge_end(self, running: _Running, context: Any) -> None:
+        """Require that a query ended in time, and with a code that its member may answer."""
         now = self._node.loop.now
         lasted, code = now - running.begun, context.code()
         if lasted > self._timeout_s + _LATE_S + self._held_s(running.begun, now):
@@ -177,13 +178,13 @@ class _Life:
     shard: str
     states: set[Fingerprint]
     shared: bool
-    """Whether the state lives in a database that other members change, too."""
+    """True if the state is in a database that other members change, too."""
     answered: list[tuple[float, int]] = field(default_factory=list)
     """Times at which answers arrived, each with the highest count of numbers until then."""
 
 
 class Notes:
-    """What shards have committed and what writers know to be committed: the judge of answers."""
+    """Judges answers by what shards have committed, and by what writers know to be committed."""
 
     def __init__(self, loop: VirtualLoop, violated: Callable[[str], None]) -> None:
         self._loop = loop
@@ -192,7 +193,7 @@ class Notes:
         self._states: dict[str, set[Fingerprint]] = {}
         """Of each shard, all states that a life of it has finalized."""
         self._durable: dict[str, list[tuple[float, int]]] = {}
-        """By shard: for each commit, when it was known to be in the log, and its count of numbers."""
+        """By shard: for each commit, when it was known to be durable, and its count of numbers."""
         self._writes: dict[str, list[tuple[int, list[int]]]] = {}
         """By source: for each committed write, its end, and its numbers."""
         self.answers = 0
@@ -213,7 +214,7 @@ class Notes:
         self._states[one.shard].add(state)
 
     def committed(self, life: int, state: Fingerprint) -> None:
-        """Note a state whose commit is in the recovery log."""
+        """Note a state whose commit is durable: in the recovery log, or in the shared database."""
         durable = self._durable.setdefault(self._lives[life - 1].shard, [])
         most = max(state[0], durable[-1][1] if durable else 0)
         durable.append((self._loop.now, most))
@@ -223,9 +224,9 @@ class Notes:
         self._writes.setdefault(journal, []).append((end, numbers))
 
     def pruned(self, journal: str, end: int) -> None:
-        """Note that what is below ``end`` was pruned before a shard read it.
+        """Note that bytes below ``end`` were pruned before a shard read them.
 
-        A transaction that has begun there, too, is not judged: a part of it may be read.
+        A transaction that begins there, and ends later, is not judged either: a part of it may be read.
         """
         writes = self._writes.get(journal, [])
         at = next((i for i, (one, _) in enumerate(writes) if one > end), len(writes))
@@ -248,7 +249,7 @@ class Notes:
         max_staleness_s: float | None,
         read_through: dict[str, int],
     ) -> None:
-        """Judge an answer that has just arrived to a query of ``begun``."""
+        """Judge an answer that has just arrived, to a query that began at ``begun``."""
         self.answers += 1
         missing = self._missing(answer, read_through)
         if missing:
@@ -279,6 +280,7 @@ class Notes:
             self._violated(f"Stat of {shard} said {read_through} when it was asked for {wanted}")
 
     def _missing(self, answer: Folds, read_through: dict[str, int]) -> list[int]:
+        """Return the numbers that are committed below these offsets, and missing in the answer."""
         has = set(answer.numbers)
         return sorted(
             number
@@ -297,6 +299,7 @@ class Notes:
         staleness_s: float,
         max_staleness_s: float | None,
     ) -> None:
+        """Require that a standby answered the state of a commit, and one as new as it says."""
         if max_staleness_s is None or staleness_s > max_staleness_s + _ROUNDING_S:
             self._violated(
                 f"an answer of {shard} is {staleness_s} s old, and {max_staleness_s} were asked for"
@@ -347,7 +350,7 @@ class Asked:
 
 
 class QueryClient:
-    """Asks members for what shards have folded, all through the faults."""
+    """Asks members what shards have folded, also during faults."""
 
     def __init__(
         self,
@@ -413,7 +416,7 @@ class QueryClient:
         return offsets
 
     async def ask(self, host: str, asked: Asked, timeout_s: float) -> bool:
-        """Ask one member, and judge the answer. False if it answered with an error."""
+        """Ask one member, and judge the answer. Return False if the answer is an error."""
         begun = self._loop.now
         method = FoldsStub(self._channels[host]).Fold
         call = method(Ask(asked.shard), timeout=timeout_s, metadata=asked.metadata)

@@ -1,7 +1,7 @@
 """What one seed does to consumers: writers, members that fold what they write, and faults that overlap.
 
-At the end everything is healed. Then a shard's state is the fold of the committed input, and every input
-has one output: those of a state that was recovered from its log, too.
+After the last fault, each shard's state must be the fold of its committed input. Then all members are killed,
+and the same must hold for the states that are recovered. At the end, every input must have one output.
 """
 
 from __future__ import annotations
@@ -52,16 +52,16 @@ PLAIN: Final = 3
 LOGS: Final = "recovery"
 HINTS: Final = "/gazette/hints/fold"
 _HEAL_S: Final = 420.0
-"""After the last fault: how long until every shard has read all of its input."""
+"""Seconds after the last fault, within which every shard must have read all of its input."""
 _CALL_S: Final = 45.0
 _STORED_S: Final = 70.0
-"""How long until what was appended to a journal is stored, or known to be removed."""
+"""Seconds after which appended bytes are stored, or brokers know that fragments were removed."""
 _FAILED_S: Final = 120.0
-"""How long until a shard has failed whose source was created again."""
+"""Seconds after a source was created again, within which its shards must have failed."""
 _WRITTEN_AFTER: Final = 1
-"""How often each writer still writes after the last fault, at most: shards must still read it."""
+"""Greatest number of writes of each writer after the last fault: shards must still read these."""
 _ANSWER_S: Final = 120.0
-"""After the last fault: how long until every member answers every query."""
+"""Seconds after the last fault, within which every member must answer every query."""
 TRAPS: Final = (
     "transaction.begun",
     "transaction.consumed",
@@ -85,12 +85,12 @@ TRAPS: Final = (
 )
 """Failpoints at which processes are killed or held."""
 TIMER_TRAPS: Final = ("timers.fired", "timers.fired", "timers.fired")
-"""Further ones, of applications with timers."""
+"""Further failpoints, of applications with timers; repeated, so that they are chosen more often."""
 
 
 @dataclass(slots=True)
 class Plan:
-    """What a seed has chosen."""
+    """The choices of a seed."""
 
     brokers: list[str]
     members: list[str]
@@ -115,9 +115,9 @@ class ConsumerScenario:
         world.timers = timers
         self.rng = random.Random(world.rng.getrandbits(64))
         self.more_rng = random.Random(seed * 1_000_003 + 17)
-        """Decides about what not every seed has."""
+        """A source apart, for features that not every seed has."""
         self.asks = seed % 8 != PLAIN
-        """Whether there are queries, databases of SQLite and pruning."""
+        """True if there are queries, and perhaps SQLite stores and pruning."""
         self.prunes = False
         self.pruned_before = ""
         """A source that is pruned before members start."""
@@ -139,7 +139,7 @@ class ConsumerScenario:
         self.numbers = 0
         """How many messages were published."""
         self.committed = 0
-        """How many of them have committed, as of the end."""
+        """How many of these messages have committed by the end."""
         self._writers: list[asyncio.Task[None]] = []
         self._askers: list[QueryClient] = []
         self.settled: dict[str, list[int]] = {}
@@ -355,7 +355,7 @@ class ConsumerScenario:
         return ShardClient(address, channels=channels, clock=self.clock)
 
     async def _prune_before(self, client: Client, journal: str) -> None:
-        """Write a source, and prune most of what is stored of it. No shard is going to read that."""
+        """Write a source, and prune most of its fragments. No shard has read it: members start later."""
         world, archive = self.world, self._archives[journal]
         self._spawn_writer(journal)
         await asyncio.wait(self._writers)
@@ -366,7 +366,7 @@ class ConsumerScenario:
         begins = {
             path: int(name.split("-")[0], 16) for path in objects if (name := _fragment(path))
         }
-        # The last one stays: a reader waits at a hole behind which there is nothing yet.
+        # The last fragment stays: at a hole with nothing behind it, a reader would wait.
         archive.skipped = max(begins.values(), default=0)
         for path, begin in begins.items():
             if begin < archive.skipped:
@@ -376,9 +376,10 @@ class ConsumerScenario:
         await self.clock.sleep(_STORED_S)
 
     async def _recreate(self, client: Client, journal: str) -> None:
-        """Delete a source with all that is stored, and create it again: its readers fail, and say so.
+        """Delete a source with its fragments, and create it again: its shards must fail with that reason.
 
-        The new one may be longer than the former one was: its bytes could be taken for what comes next.
+        The new journal may be longer than the former one was. Then a shard could take bytes of the new
+        journal for those that follow its checkpoint.
         """
         world = self.world
         head = (await client.append(AppendParams(journal))).commit.end
@@ -417,7 +418,7 @@ class ConsumerScenario:
     # Faults.
 
     async def _break(self, scope: TaskScope) -> None:
-        """Let faults happen, at random times; return when the last is over."""
+        """Begin faults at random times. Some may still go on at the return: `_heal` waits for them."""
         rng = self.rng
         await self.clock.sleep(rng.uniform(1.0, 20.0))
         faults = [
@@ -506,11 +507,11 @@ class ConsumerScenario:
         world.traps += [Trap(host, point, passes, spring) for host in self.plan.members]
 
     async def _late_appends(self) -> None:
-        """Delay the appends to a journal, and kill its members meanwhile, once or more."""
+        """Delay the appends of members to a journal for some time, and kill members meanwhile."""
         rng, world = self.rng, self.world
         logs = [spec.recovery_log for spec in self.plan.shards if spec.recovery_log]
         journal = rng.choice([*world.outputs, *logs])
-        # The next owner takes over after a lease. Appends are late so long that it meets some, too.
+        # The next owner takes over when the lease has ended. Appends are late for longer than that.
         seconds, late_s = rng.uniform(20.0, 90.0), rng.choice((0.5, 5.0, 30.0))
         self._fault(f"appends to {journal} are late by {late_s} s", seconds)
         world.late[journal] = (world.loop.now + seconds, late_s)
@@ -571,13 +572,13 @@ class ConsumerScenario:
         await self._part(self._member(), self.rng.choice(self.plan.brokers), lease=False)
 
     async def _partition_members(self) -> None:
-        """Cut members off from each other, which pass queries on."""
+        """Cut two members off from each other: they pass queries on to each other."""
         one, other = self._member(), self._member()
         if one != other:
             await self._part(one, other, lease=False)
 
     async def _late_promotion(self) -> None:
-        """Move a shard, and again while the thread of its new owner is slow to restore it."""
+        """Move a shard, and move it again while the thread of its new owner is slow to restore it."""
         rng, world = self.rng, self.world
         spec = rng.choice(self.plan.shards)
 
@@ -689,7 +690,7 @@ class ConsumerScenario:
     # The end.
 
     async def _judge(self, client: Client) -> None:
-        """Require that every shard has read its input, and once more after all members were killed."""
+        """Require that every shard reads all its input, also after all members were killed."""
         expected: dict[str, list[int]] = {}
         for spec in self.plan.shards:
             committed = []
@@ -713,12 +714,12 @@ class ConsumerScenario:
             outputs: list[int] = []
             for journal in self.world.outputs:
                 outputs += [one.number for one in await self._committed(client, journal, Output)]
-            # A shard has its state before the acknowledgements that it recovered are in place.
+            # A recovered shard serves its state before the acknowledgements that it owes are appended.
             if len(outputs) >= len(inputs) or self.world.loop.now > deadline:
                 break
             await self.clock.sleep(1.0)
         self._compare("outputs", inputs, outputs)
-        # A shard has recorded nothing of a source without a committed message. It may begin there again.
+        # Without a committed message, checkpoints do not name the source: shards may read the new journal.
         if self.recreates and self._archives[self.recreates].messages:
             await self._recreate(client, self.recreates)
 
@@ -748,7 +749,7 @@ class ConsumerScenario:
             world.violated(f"{again}state of {spec.id} is torn: {state.counts} of {dict(counts)}")
 
     async def _judge_queries(self, client: Client) -> None:
-        """Require that every member answers for each shard, from all that was written."""
+        """Require that every member answers for each shard, from a state that has read all its input."""
         for spec in self.plan.shards:
             heads = {
                 source.journal: await self._head(client, source.journal) for source in spec.sources
@@ -784,7 +785,7 @@ class ConsumerScenario:
         return states
 
     async def _committed(self, client: Client, journal: str, message_type: type[M]) -> list[M]:
-        """Read the whole journal: what has committed, in order."""
+        """Return the committed messages of the whole journal, in order."""
         head = await self._head(client, journal)
         archive = self._archives.get(journal) or Archive(message_type)
         async with asyncio.timeout(_HEAL_S):
@@ -815,7 +816,7 @@ def _fragment(path: str) -> str:
 
 
 class Writer:
-    """Publishes to one journal: single messages, transactions, and such that are never finished."""
+    """Publishes to one journal: single messages, transactions, and transactions that never end."""
 
     def __init__(
         self, scenario: ConsumerScenario, node: SimNode, journal: str, rng: random.Random
@@ -876,6 +877,6 @@ class Writer:
             self._note(await await_future(appended), messages)
 
     def _note(self, result: AppendResult, messages: list[Input]) -> None:
-        """Note what is committed now, and where."""
+        """Note that these messages have committed, and at which offset at the latest."""
         numbers = [message.number for message in messages]
         self._scenario.world.notes.written(self._journal, result.commit.end, numbers)

@@ -1,7 +1,7 @@
-"""The application of simulated members with timers: it publishes outputs when timers fire, and not before.
+"""The application of simulated members with timers: it publishes an output when a timer fires, not before.
 
-So the judge of outputs judges timers, too: every input has one output, whatever happens between the
-transaction that sets its timer and the one in which it fires.
+So the judge of outputs judges timers, too. Every input has one output, whatever happens between the
+transaction that sets its timer and the transaction in which the timer fires.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _WRONG: Final = b"replaced"
 
 
 class TimedFoldApp(FoldApp):
-    """Sets timers for each input: one that publishes, of either domain, and others that must not fire."""
+    """Sets timers for each input: one that publishes, and others that must not fire."""
 
     event_time = EventTime(idle_after=timedelta(seconds=10))
 
@@ -33,7 +33,7 @@ class TimedFoldApp(FoldApp):
         key, payload = str(number), b"%d" % count
         delay = timedelta(seconds=_DELAYS_S[number % len(_DELAYS_S)])
         if number % 3 == 0:
-            # A source that is idle ends at its last message, so no later time may be waited for.
+            # The watermark may end at the last message: a timer for a later time might never fire.
             shard.schedule(key, envelope.time - delay, payload, domain=TimeDomain.EVENT)
         else:
             shard.schedule(key, shard.now - delay, _WRONG)
@@ -49,7 +49,7 @@ class TimedFoldApp(FoldApp):
         if timer.domain is TimeDomain.PROCESSING and timer.at > shard.now:
             self._around.violated(f"{shard.id} fires {timer.key} before its time")
         if timer.key[-1] in "13579" and timer.key[0] != "-":
-            # Fires a second time, at once and then later: only then is it published.
+            # Set a second timer, for the same time or 1 s later: only that one publishes.
             again = int(timer.key) // 2 % 2
             shard.schedule(f"-{timer.key}", timer.at + timedelta(seconds=again), timer.payload)
             return

@@ -1,4 +1,4 @@
-"""The members of a simulated consumer cluster that fold: their application, its queries and its judge."""
+"""Brokers and members of a simulated cluster, whose application folds its input."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class MemberProcess(members.SimMember):
         return SimFragments(self.node, random.Random(self.name), self.cluster.bucket)
 
     def _dawdle(self) -> None:
-        """Let a query take its time."""
+        """Let a query take long, sometimes."""
         rng = self._query_rng
         if rng.random() < self.cluster.slow_queries:
             self.threads.wait(rng.random() * 3.0)
@@ -82,7 +82,7 @@ class MemberProcess(members.SimMember):
 
 @contextlib.contextmanager
 def instrumented(passed: Callable[[str, str], float], thresholds: dict[str, int]) -> Iterator[None]:
-    """Let processes of this version report their failpoints, and reach the thresholds of SQLite."""
+    """Let processes of this version report their failpoints, and use these thresholds of SQLite stores."""
     with hooked(passed), defaults(RedoRecording.__init__, **thresholds):
         yield
 
@@ -108,7 +108,7 @@ class ConsumerWorld(MemberCluster, World):
         self.redo: dict[str, int] = {}
         """Thresholds of recorded SQLite databases, so small that a run reaches them."""
         self.slow_queries = 0.0
-        """How often a query takes up to three seconds."""
+        """Share of the queries that take up to three seconds."""
         self.on_member_exited: Callable[[MemberProcess], None] = lambda process: None
 
     def _new_member(self, host: str, id: str, number: int) -> Any:

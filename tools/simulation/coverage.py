@@ -31,7 +31,7 @@ from gazette.recoverylog.log.fsm import RecoveryFSM
 from tools.simulation.history import Fault, History
 
 _NAMES: Final = re.compile(r"\[.*|\S*\d\S*")
-"""The parts of a fault's words that belong to one seed."""
+"""The words of a fault's description that differ between seeds."""
 WHOLE: Final = "whole calls"
 GROUPED: Final = "in groups"
 OF_SESSIONS: Final = "of sessions"
@@ -54,7 +54,7 @@ class Coverage:
     """Number of attempts of appends that went each way, at the brokers."""
 
     def add(self, other: Coverage) -> int:
-        """Take what another one has. Return how many branches and pairs are new."""
+        """Add another coverage. Return how many of its branches and pairs are new."""
         before = len(self.branches) + len(self.pairs)
         self.branches |= other.branches
         self.pairs |= other.pairs
@@ -85,7 +85,7 @@ class Coverage:
 
 
 class _Probes:
-    """Counts in the shipped code of this process, for one slice of seeds after the other."""
+    """Counts what the shipped code of this process does: its methods are patched."""
 
     def __init__(self) -> None:
         self.seen = Coverage()
@@ -98,14 +98,14 @@ class _Probes:
         """Readers that have given bytes of a store."""
 
     def begin(self, history: History, now: Callable[[], float]) -> None:
-        """Look at another world from now on."""
+        """Count for another world from now on."""
         self._faults, self._now = history.faults, now
         if not self._installed:
             self._installed = True
             self._install()
 
     def take(self) -> Coverage:
-        """Return what was seen, and begin with nothing."""
+        """Return what was counted, and count from zero."""
         seen, self.seen = self.seen, Coverage()
         return seen
 
@@ -135,7 +135,8 @@ class _Probes:
     def _around(
         self, owner: Any, name: str, note: Callable[[Any, tuple[Any, ...], Any], None]
     ) -> None:
-        """Call ``note`` with the object, the arguments and the result of a method, behind it."""
+        """Call ``note`` after each call of a method: with the object, its arguments and its result.
+        The first argument is the state of an `AppendFSM` before the call; None for other classes."""
         before = vars(owner)[name]
         states = owner is AppendFSM
 
@@ -230,4 +231,4 @@ class _Probes:
 
 
 PROBES: Final = _Probes()
-"""Those of this process."""
+"""The probes of this process."""

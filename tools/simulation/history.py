@@ -1,4 +1,4 @@
-"""What happened in a simulation, as far as its invariants are about it."""
+"""What happened in a simulation, as far as the judge needs it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Append:
-    """One append of a client. ``revision`` (of etcd) says in which life of the journal it was answered."""
+    """One append of a client. ``revision`` of etcd says which life of the journal the answer is about."""
 
     number: int
     client: str
@@ -26,7 +26,7 @@ class Append:
     offset: int = 0
     """The explicit offset that the client asked for; 0 for none."""
     repeated: bool = False
-    """Whether it may be in the journal more than once."""
+    """True if it may be in the journal more than once: its client repeats attempts."""
     shared: bool = False
     """True if it was acknowledged within a commit with others, so that its own offset is not known."""
     session: int = 0
@@ -55,7 +55,7 @@ class Append:
 
 @dataclass(slots=True)
 class Life:
-    """From the creation of a journal to its deletion, in revisions of etcd and in time."""
+    """A life of a journal: when it was created and deleted, as revisions of etcd."""
 
     journal: str
     created: int
@@ -73,7 +73,7 @@ class Piece:
 
     reader: str
     time: float
-    """A time at which the bytes were already on their way to the reader. It may take them later."""
+    """A time at which the bytes were already on their way to the reader, which may take them later."""
     journal: str
     revision: int
     offset: int
@@ -154,7 +154,7 @@ class Confirmed:
 
 @dataclass(slots=True)
 class History:
-    """Everything, in the order in which it happened."""
+    """All that happened; each list is in the order of time."""
 
     appends: list[Append] = field(default_factory=list)
     lives: list[Life] = field(default_factory=list)
@@ -167,7 +167,7 @@ class History:
     the bucket."""
     confirmed: list[Confirmed] = field(default_factory=list)
     resets: list[Confirmed] = field(default_factory=list)
-    """Whenever an operator confirmed a head, also while one of its brokers lived."""
+    """Each time that an operator confirmed a head, also while a broker of the journal lived."""
     closings: int = 0
     """Number of closings that primaries have put into stores."""
     assigned: list[Assigned] = field(default_factory=list)

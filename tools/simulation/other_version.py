@@ -1,7 +1,7 @@
-"""Processes of another version of this package in one simulation with those of this one.
+"""Lets processes of another version of this package take part in a simulation.
 
-The other version's modules are imported beside ours, under the same names. What it has in common with ours
-is what passes between processes: bytes of calls, keys of etcd, and files of stores.
+The other version's modules are imported beside ours, under the same names. Apart from the event loop, both
+versions share only what passes between processes: bytes of calls, keys of etcd, and files of stores.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class OtherVersion:
 
     def __init__(self, checkout: Path) -> None:
         self._checkout = str(checkout.resolve())
-        # Time, nodes and contexts of tasks are those of the one simulation.
-        vars(loop).setdefault("Node", loop.SimNode)  # Its name in those versions.
+        # Both versions use our loop: a simulation has one time, and its nodes are of one class.
+        vars(loop).setdefault("Node", loop.SimNode)  # Former versions call it so.
         self._modules: dict[str, ModuleType] = dict.fromkeys((loop.__name__, _FORMER_LOOP), loop)
         self._is_in_place = False
         self._import = builtins.__import__
@@ -52,14 +52,14 @@ class OtherVersion:
         fromlist: Any = (),
         level: int = 0,
     ) -> ModuleType:
-        """Import as the statement does. One in a function of the other version means its own modules."""
+        """Import as the statement does. For code of the other version, import modules of that version."""
         if globals is not None and _is_own(name) and self._has(globals):
             with self._in_place():
                 return self._import(name, globals, locals, fromlist, level)
         return self._import(name, globals, locals, fromlist, level)
 
     def _has(self, globals: Mapping[str, object]) -> bool:
-        """Return True for the names of one of its modules. Ours has a module of the same name."""
+        """Return True if these are the globals of a module of the other version, and not of ours."""
         module = self._modules.get(str(globals.get("__name__")))
         return module is not None and vars(module) is globals
 

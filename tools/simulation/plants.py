@@ -1,7 +1,7 @@
-"""Defects of brokers and readers that a simulation plants in the shipped code: its judge finds them.
+"""Defects of brokers and readers that a simulation plants, to show that its judge finds them.
 
-Each is a function that patches the shipped code of this process: what they did before it was repaired,
-or a mistake that is easily made. ``python -m tools.simulation --plants`` says at which seed each is found.
+Each is a function that patches the shipped code of this process. It brings back a fault that was repaired, or
+makes a likely mistake. ``python -m tools.simulation --plants`` says at which seed each is found.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _REGISTERS_WITHOUT_LIMIT: Final = 1 << 40
 
 
 def survivor_waits() -> None:
-    """Let a survivor follow a broker that has just joined, and leave the upload of what it holds to it."""
+    """Let a survivor follow a broker that has just joined, and wait for that broker to upload its bytes."""
 
     def spool_complete(self: UploadGate, spool: Any) -> None:
         if self.end is None:
@@ -64,7 +64,7 @@ def survivor_waits() -> None:
 
     before = UploadGate.spool_complete
     _replace(UploadGate, "spool_complete", spool_complete)
-    # Else a primary that lacks replicas would complete what the survivor holds, and hide this.
+    # Otherwise a primary that lacks replicas would complete the survivor's fragment, and hide the defect.
     await_replicas = AppendFSM._await_desired_replicas
 
     def refuse(self: AppendFSM) -> Any:
@@ -74,12 +74,12 @@ def survivor_waits() -> None:
         return await_replicas(self)
 
     _replace(AppendFSM, "_await_desired_replicas", refuse)
-    # Else the survivor leads, and uploads what it holds itself.
+    # Otherwise the survivor would lead, and upload its bytes.
     _replace(service, "progress", lambda assignment: 0)
 
 
 def lives_by_name() -> None:
-    """Let uploads take a journal that was deleted and created again for the former one."""
+    """Let uploads take a journal that was deleted and created again for its former life."""
 
     def spec_of(state: Any, journal: str, life: int) -> Any:
         del life
@@ -113,7 +113,7 @@ def lease_not_checked() -> None:
 
 
 def uploads_not_cut() -> None:
-    """Let a broker that comes back upload what another one has given out again."""
+    """Let a broker that comes back upload bytes at offsets that another broker has given out again."""
 
     async def of(self: UploadLimits, journal: str, life: int, tenure: int) -> None:
         return None
@@ -177,7 +177,7 @@ def rolls_unacknowledged() -> None:
 
 
 def deletion_unasked() -> None:
-    """Let a broker take the absent head of a deleted journal for that of a new one."""
+    """Let a broker take the missing head of a deleted journal for the head of a new journal."""
     read = known_head.read_head
 
     async def unasked(*args: Any) -> Any:
@@ -189,7 +189,7 @@ def deletion_unasked() -> None:
 
 
 def no_roll_back() -> None:
-    """Leave what is pending in a spool when its pipeline is torn down, or built."""
+    """Keep pending bytes in a spool when its pipeline is torn down, or built, instead of a roll-back."""
 
     async def nothing(spool: Any, *, primary: bool) -> None:
         del spool, primary
@@ -199,7 +199,7 @@ def no_roll_back() -> None:
 
 
 def uploads_unnamed() -> None:
-    """Let a primary upload what it appended before etcd names it."""
+    """Let a primary upload its appends before the head in etcd names its tenure."""
     _replace(KnownHead, "names", lambda self, tenure: True)
 
     async def know_head(self: Any) -> None:
@@ -213,7 +213,7 @@ def uploads_unnamed() -> None:
 
 
 def lost_followers_forgotten() -> None:
-    """Let a survivor lead without a look at what a lost follower has uploaded."""
+    """Let a survivor lead without asking what a lost follower has uploaded."""
 
     def must_begin(self: replica.Replica, route: Route) -> bool:
         return self.others.known is None and self.head.closed_registers is None
@@ -222,7 +222,7 @@ def lost_followers_forgotten() -> None:
 
 
 def shown_at_once() -> None:
-    """Let readers at a primary have what no other replica may have yet."""
+    """Let a primary show readers bytes that perhaps no other replica has yet."""
     _replace(Index, "show", lambda self, end: None)
 
 
@@ -284,7 +284,7 @@ def answers_not_awaited() -> None:
 
 
 def any_proposal_taken() -> None:
-    """Let a replica commit the content that has arrived by any proposal that follows, such as a roll-back."""
+    """Let a replica commit the content that has arrived at any proposal that follows, even at a roll-back."""
 
     def commit_now(self: SpoolWriter, encoded: bytes) -> Fragment | None:
         encode, self.encode = self.encode, lambda proposal, registers: encoded  # type: ignore[method-assign]
@@ -298,7 +298,7 @@ def any_proposal_taken() -> None:
 
 
 def closing_too_early() -> None:
-    """Let a primary say where it has ended as soon as it has acknowledged its first append."""
+    """Let a primary store a closing when it records its first append, as if it had ended there."""
     before = replica.Replica.record_first_append
 
     async def record_first_append(self: replica.Replica, tenure: int, begin: int, end: int) -> None:
@@ -347,7 +347,7 @@ def closed_read_is_cancelled() -> None:
 
 
 def look_ahead_taken_anywhere() -> None:
-    """Go on with the fragment that was opened ahead, also if the one before it was not read to its end."""
+    """Go on with a fragment that was opened ahead although the one before it was not read to its end."""
 
     def current(self: RetryReader) -> Reader:
         if self._reader is None:
@@ -385,9 +385,9 @@ def end_left_to_brokers() -> None:
     _replace(Reader, "_next", next_piece)
 
 
-# A mistake that is here only as a part of `survivor_waits`: load decides which replica is promoted when none
-# is consistent, and not what it holds (`gazette.cluster.allocator.converge`). Alone it breaks no promise, so
-# no judge of histories can find it:
+# One mistake is only a part of `survivor_waits`, and no plant. If no replica is consistent, load decides
+# which replica is promoted, and not the bytes that it has (`gazette.cluster.allocator.converge`). Alone this
+# breaks no promise, so no judge of histories can find it:
 #
 # - A primary answers no append before every replica of its route has answered its synchronization. A primary
 #   that has just joined goes on at the greatest end of these, with the registers of that replica.
@@ -437,6 +437,6 @@ PLANTS: Final[dict[str, Plant]] = {
 
 
 def _replace(owner: Any, name: str, value: Any) -> None:
-    """Replace what is there: a name that is gone must not go unnoticed."""
+    """Replace an attribute. Fail if it does not exist any more: the plant would do nothing."""
     assert name in vars(owner), f"{owner} has no {name} any more"
     setattr(owner, name, value)

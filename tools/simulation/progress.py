@@ -1,4 +1,4 @@
-"""Number of states that a run of many seeds has come to, and of new ones in an hour more."""
+"""Counts what a run of many seeds has covered, and how much an hour of processor time still adds."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _HOUR_S: Final = 3_600.0
 
 @dataclass(slots=True)
 class _Stretch:
-    """Some seeds, one after the other: twice as many as those before."""
+    """Some seeds, one after the other: about as many as all seeds before them."""
 
     seeds: int = 0
     new: int = 0
-    """States that no seed before had come to."""
+    """Branches and pairs that no seed before had covered."""
     seconds: float = 0.0
     """Processor time."""
 
@@ -36,7 +36,7 @@ class Progress:
     _seeds: int = 0
 
     def add(self, one: Slice, seeds: int) -> None:
-        """Add what a slice of seeds has come to."""
+        """Add the coverage of a slice of seeds."""
         self.seconds += one.seconds
         last = self._stretches[-1]
         if last.seeds and last.seeds >= self._seeds - last.seeds:

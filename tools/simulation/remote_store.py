@@ -1,4 +1,4 @@
-"""A store of the kind that keeps its state in a database: in memory, shared by all members."""
+"""A remote store whose database is in memory, and shared by all members."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class RemoteRow:
 class RemoteDatabase:
     """The database: a row for each shard, by its fully qualified name. Any thread.
 
-    While ``held`` is set, commits wait. While ``failing`` is set, they fail with that error.
+    While ``held`` is True, commits wait. While ``failing`` is an error, commits fail with it.
     """
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class RemoteDatabase:
         return len(self._waiting)
 
     def commit(self, store: RemoteStore, new: RemoteRow, done: OpFuture[None]) -> None:
-        """Commit a row for ``store``, which must not be fenced. ``done`` receives the outcome."""
+        """Commit a row for ``store``, unless another store has set the fence. ``done`` gets the outcome."""
         with self.lock:
             if self.held:
                 self._waiting.append((store, new, done))
@@ -107,6 +107,7 @@ class RemoteStore(Store):
     def start_commit(
         self, shard: Shard, checkpoint: Checkpoint, wait_for: Collection[OpFuture[Any]]
     ) -> OpFuture[None]:
+        # Commit when all futures of `wait_for` are done, or fail with the first error of these.
         done: OpFuture[None] = OpFuture()
         timers = b"" if self._timers.is_empty else self._timers.to_json()
         new = RemoteRow(dict(self.state), timers, checkpoint.to_bytes())

@@ -1,4 +1,4 @@
-"""Runs seeds, in this process or in several, and says what each found."""
+"""Runs seeds, in this process or in several, and reports the violations of each."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from tools.simulation.steady_check import CHECK
 T = TypeVar("T")
 
 _HUNG_S: Final = 300.0
-"""Seconds of the machine's time after which a seed hangs. Most take a tenth of a second."""
+"""Seconds of real time after which a seed counts as hung. Most take a tenth of a second."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one seed came to."""
+    """The result of one seed."""
 
     seed: int
     consumers: bool
@@ -58,12 +58,13 @@ def run_seed(
     timers: bool = False,
     other: OtherVersion | None = None,
 ) -> Outcome:
-    """Simulate one seed: brokers and their clients, or with ``consumers`` members of an application, too.
-    With ``timers``, that application publishes by timers. With ``other``, about half of the processes are
-    of that version.
+    """Simulate one seed: brokers and their clients.
 
-    The same seed gives the same outcome, in any process of this code. What it leaves is not collected:
-    a process simulates some seeds, and ends.
+    With ``consumers``, also simulate members of an application. With ``timers``, that application publishes
+    by timers. With ``other``, about half of the processes are of that version.
+
+    The same seed gives the same outcome in any process of this code. Garbage is not collected. So a process
+    should simulate a few seeds, and end.
     """
     gc.disable()
     if consumers or timers:
@@ -122,7 +123,7 @@ def quiet() -> None:
 
 @contextmanager
 def watched(seed: int, hung_s: float = _HUNG_S) -> Iterator[None]:
-    """End this process, with the stacks of its threads, if what it does with a seed does not end."""
+    """End this process if a seed takes longer than ``hung_s``. First print the stacks of its threads."""
     timer = threading.Timer(hung_s, _end_hung, (seed, hung_s))
     timer.daemon = True
     timer.start()
@@ -158,7 +159,7 @@ class Slice:
     """Seeds that were simulated one after the other."""
 
     failed: list[Outcome]
-    """Those that violated something."""
+    """Those with violations."""
     seconds: float
     """Processor time."""
     coverage: Coverage
@@ -175,9 +176,9 @@ def simulate(
     run: Callable[..., Outcome] | None = None,
     hung_s: float = _HUNG_S,
 ) -> Slice:
-    """Run seeds in this process; those that violated something are run again for their trace.
+    """Run seeds in this process. Run seeds with violations again, for their trace.
 
-    ``run`` runs one of them, and gets ``hung_s`` seconds for it.
+    ``run`` simulates one seed, in at most ``hung_s`` seconds.
     ``plant`` names a defect that this process has from now on. See `tools.simulation.plants`.
     """
     quiet()
@@ -199,8 +200,8 @@ def simulate(
 def in_children(calls: Iterable[Callable[[], T]], workers: int) -> Generator[T, None, None]:
     """Perform each call in a forked process of its own, ``workers`` at a time; yield results in their order.
 
-    A fork has everything imported, and what a simulation leaves ends with it. Raise RuntimeError if one
-    dies. Closed early, it ends those that run.
+    A fork has all modules, and its garbage ends with it. Raise RuntimeError if a process dies. If the
+    generator is closed early, it kills the processes that run.
     """
     context = get_context("fork")
     waiting = deque(calls)

@@ -42,24 +42,24 @@ from tools.simulation.world import BrokerProcess, World
 
 LEASE_S: Final = 20.0
 _HEAL_S: Final = 420.0
-"""After the last fault: how long until every journal takes appends and gives all it has."""
+"""Seconds after the last fault, within which every journal must take appends and give all its bytes."""
 _STOP_S: Final = 420.0
 _CALL_S: Final = 45.0
 _BACKOFF_S: Final = 150.0
-"""How long a broker keeps away from a store that was down."""
+"""Seconds for which a broker may keep away from a store that was down."""
 _STORE_WAIT_S: Final = 55.0
-"""Seconds, fewer than those for which an append waits for a store in trouble before it is refused."""
+"""An append waits longer than so many seconds for a store in trouble, before it is refused."""
 _PARTED_S: Final = 60.0
 """Longest delay of the first attempt of an append."""
 _LARGE: Final = 1_600_000
-"""Size of an append that is so large that brokers write a part before they have the rest."""
+"""Bytes of an append that is so large that brokers write a part before they have the rest."""
 _SMALL: Final = 1 << 18
-"""Greatest size of a journal whose last reader decodes in short steps."""
+"""Greatest number of bytes of a journal whose last reader decodes in short steps."""
 _REGISTER: Final = "tag"
 _ETCD_LOST_SHARE: Final = 0.1
 """Share of the seeds without another story that lose their etcd."""
 _LEFT_UNSEEN_SHARE: Final = 0.5
-"""Share of the seeds with a broker that sees no change, in which that broker follows, and leaves."""
+"""Share of the seeds with `_reassigned_unseen` that do `_left_unseen` instead."""
 _INDEX_GREATER: Final = Status.INDEX_HAS_GREATER_OFFSET.name
 
 
@@ -91,7 +91,7 @@ _CLASSES: Final = {
 
 @dataclass(slots=True)
 class Plan:
-    """What a seed has chosen."""
+    """The choices of a seed."""
 
     hosts: list[str]
     journals: dict[str, JournalSpec]
@@ -110,9 +110,9 @@ class Scenario:
         self.node = SimNode(world.loop, "op")
         self.clock = NodeClock(world.loop)
         self.story: Callable[[], Any] | None = None
-        """The function whose faults are the only ones of this run; None: faults of all kinds."""
+        """The method that makes all faults of this run; None: faults of all kinds."""
         self._story_apart = random.Random(f"a story of {seed}")
-        """A source apart, so that other choices of a seed stay as they are."""
+        """Other random numbers, so that this story does not change the other choices of a seed."""
         self._cold = random.Random(f"cold reads of {seed}")
         self.has_cold_readers = self._cold.random() < COLD_SHARE
         """True if readers take stored fragments from their stores themselves."""
@@ -127,7 +127,7 @@ class Scenario:
         self.tags: dict[str, int | None] = {}
         self.writing = True
         self._faults_open = 0
-        """Number of faults that have not ended yet. A fault that ends repairs what it broke."""
+        """Number of faults that have not ended yet. At its end, a fault repairs what it broke."""
         self.done = False
         self._numbers = 0
         self._refusals: dict[int, BaseException] = {}
@@ -162,7 +162,7 @@ class Scenario:
             "watch_delay_s": rng.choice((0.0, 0.03, 0.03)),
             "auto_suspend": rng.random() < 0.15,
             "suspend_after_idle_ticks": 2,
-            # Appends are short. By these values, spools write each one, a few at a time, or hardly any.
+            # Appends are short: with these values, spools write after each, after some, or hardly ever.
             "spool_memory_bytes": (0, 8_000, 200_000)[seed % 3],
         }
         replications: tuple[int, ...] = (1, 2, 3, 3)
@@ -261,7 +261,7 @@ class Scenario:
     # Faults.
 
     async def _break(self, scope: TaskScope) -> None:
-        """Let faults happen, at random times; return when the last is over."""
+        """Begin faults at random times. Some may still go on at the return: `_heal` waits for them."""
         rng = self.rng
         await self.clock.sleep(rng.uniform(1.0, 20.0))
         if self.story is not None:
@@ -272,7 +272,7 @@ class Scenario:
             for _ in range(rng.choice((1, 2, 2, 3, 4))):
                 chosen = rng.choice(faults)
                 scope.spawn(self._delayed(rng.expovariate(1 / 8.0), chosen), name="fault")
-            # Some waves overlap; after some, everything has time to be stored.
+            # Some waves overlap. After others, brokers have time to store everything.
             await self.clock.sleep(rng.choice((5.0, 30.0, 100.0, 130.0)) * rng.uniform(0.8, 1.2))
 
     async def _delayed(self, seconds: float, fault: Callable[[], Any]) -> None:
@@ -323,8 +323,10 @@ class Scenario:
     def note_fault(
         self, what: str, seconds: float, *hosts: str, lease: bool = False, after_s: float = 0.0
     ) -> None:
-        """Note a fault. ``lease``: the brokers of these hosts may lose their leases by it. ``after_s``:
-        how long after it brokers may still keep away from what it was about."""
+        """Note a fault. With ``lease``, the brokers of these hosts may lose their leases by it.
+
+        For ``after_s`` after the fault, brokers may still keep away from the store in trouble.
+        """
         world = self.world
         now = world.loop.now
         world.say("fault", what, f"for {seconds:.1f} s", *hosts)
@@ -340,7 +342,7 @@ class Scenario:
         return self.rng.choice(self.plan.hosts)
 
     def leader(self) -> str:
-        """Return a host whose broker takes itself for the primary of some journal."""
+        """Return a host whose broker believes that it is the primary of some journal."""
         running = (one for one in self.world.brokers.values() if not one.ended)
         primaries: list[str] = [one.host for one in running if 0 in one.slots]
         return self.rng.choice(primaries or self.plan.hosts)
@@ -404,7 +406,7 @@ class Scenario:
         process.terminate(hurried=hurried)
 
     async def _terminate_many(self) -> None:
-        """Stop brokers together, perhaps all of them. Their store may be slow just then, or etcd."""
+        """Stop brokers together, perhaps all of them. Meanwhile a store or etcd may be slow."""
         rng, world = self.rng, self.world
         leader, hosts, bucket = self.leader(), self.plan.hosts, self._bucket()
         seconds = rng.uniform(10.0, 60.0)
@@ -430,7 +432,7 @@ class Scenario:
             world.network.slow(ETCD, leader, 0.0)
 
     async def _amid_append(self) -> None:
-        """Send an append in two parts, and break something in between, or right behind it."""
+        """Send an append in two parts, and break something between the parts, or right after them."""
         rng, network = self.rng, self.world.network
         journal = rng.choice(list(self.plan.journals))
         append = self.new_append("op", journal, rng.choice((1_000, _LARGE)))
@@ -458,7 +460,7 @@ class Scenario:
             if not hosts:
                 return
             if late_s and peer != hosts[0]:
-                # The end of the append may have reached one replica, and not yet another.
+                # At the fault, the end of the append may have reached one replica, and not yet another.
                 self.note_fault(f"slow link to {peer} by {late_s} s", 2 * late_s, hosts[0])
                 network.slow(hosts[0], peer, late_s)
             await self.clock.sleep(rng.uniform(0.0, 1.2 * pause_s + late_s))
@@ -487,7 +489,7 @@ class Scenario:
         leader, peers = hosts[0], hosts[1:]
         late = peers if rng.random() < 0.7 else [rng.choice(peers)]
         late_s = rng.choice((0.05, 0.5, 3.0))
-        await self.append_often(0.5, [leader], 1)  # Now it has a pipeline.
+        await self.append_often(0.5, [leader], 1)  # Now the leader has a pipeline.
         self.note_fault(f"slow link to {late} by {late_s} s", 2 * late_s, leader)
         for peer in late:
             network.slow(leader, peer, late_s)
@@ -511,15 +513,14 @@ class Scenario:
             network.slow(leader, peer, 0.0)
 
     async def _late_and_together(self) -> None:
-        """Break what depends on the order of appends, and on their being made together."""
+        """Break something amid a group commit, or let a copy of an append arrive late, several times."""
         for _ in range(self.rng.choice((2, 3, 4))):
             await self.rng.choice((self._amid_group, self._late_copy))()
             await self.clock.sleep(self.rng.choice((2.0, 40.0, 90.0)))
 
     async def _late_copy(self) -> None:
-        """Let the first attempt of an append arrive at a later primary, behind what its session appended
-        since.
-        """
+        """Let the first attempt of an append arrive late, at a later primary. Meanwhile a second attempt has
+        succeeded, and the session has appended more."""
         rng, journal = self.rng, self.rng.choice(list(self.plan.journals))
         hosts = self.world.assigned(journal)
         heir = rng.choice(hosts[1:] or self.plan.hosts)
@@ -600,7 +601,7 @@ class Scenario:
         if len(hosts) != 1:
             return
         (primary,) = hosts
-        # Brokers of equal load get journals in the order of their names. The oldest assigns them.
+        # Of brokers with equal load, the first by name gets the journal. The oldest broker assigns it.
         follower = min(host for host in self.plan.hosts if host != primary)
         others = [host for host in self.plan.hosts if host != follower]
         await self._renew(follower)
@@ -659,7 +660,7 @@ class Scenario:
 
     @property
     def is_busy(self) -> bool:
-        """Whether appends follow each other closely, as seen from a broker that is held."""
+        """True if writers append so often that a paused broker gets many appends at once."""
         return self.story == self._paused_leader
 
     def hold(self, host: str, seconds: float) -> None:
@@ -677,7 +678,8 @@ class Scenario:
     async def _etcd_lost(self) -> None:
         """Let etcd be away, or answer too late, until all brokers have lost their leases and ended.
 
-        Journals go on without an operator. Then brokers may be killed, whose journals have to wait for one.
+        Journals must go on without an operator. Sometimes all brokers are killed afterwards: then journals
+        have to wait for an operator.
         """
         rng, hosts = self._story_apart, self.plan.hosts
         for _ in range(rng.choice((1, 1, 2))):
@@ -745,9 +747,7 @@ class Scenario:
         network.slow(other, one, 0.0)
 
     async def _late_etcd(self) -> None:
-        """Delay, and then withhold, the answers to a broker's renewals, while
-        clients continue to append there.
-        """
+        """Delay, and then withhold, etcd's answers to a broker, while clients continue to append there."""
         rng, network = self.rng, self.world.network
         host = self.leader()
         late_s, cut_s = rng.uniform(8.0, 16.0), rng.uniform(25.0, 50.0)
@@ -783,7 +783,7 @@ class Scenario:
         trouble.error_chance = rng.choice((0.0, 0.3, 1.0))
         trouble.lost_answer_chance = rng.choice((0.0, 0.5))
         trouble.delay_s = rng.choice((0.0, 1.0, 10.0))
-        # A source apart, so that other choices of a seed stay as they are.
+        # Other random numbers, so that this choice does not change the other choices of a seed.
         trouble.refuses = random.Random(f"refuses {bucket.name} {seconds}").random() < 0.5
         await self.clock.sleep(seconds)
         bucket.heal()
@@ -876,7 +876,7 @@ class Scenario:
         self._release(streams)
 
     def _release(self, streams: Iterable[WatchStream]) -> None:
-        """Deliver what was held back: as events, or by a load if etcd has compacted them."""
+        """Deliver what was held back: as events, or by a load of all keys if etcd has compacted these."""
         if self.rng.random() < 0.4:
             self.world.compact_etcd()
         for stream in streams:
@@ -892,8 +892,7 @@ class Scenario:
     async def _recreate(self) -> None:
         """Delete a journal and create it again.
 
-        Meanwhile nothing else is wrong, or one of its brokers does not see it, or fragments of the
-        former life wait for their store.
+        Sometimes one of its brokers does not see that, or fragments of the former life wait for their store.
         """
         rng, journal = self.rng, self.rng.choice(list(self.plan.journals))
         life = self.world.history.last_life(journal)
@@ -933,7 +932,7 @@ class Scenario:
         await self._create(client, journal)
 
     async def _large_registers(self) -> None:
-        """Unite registers that together are larger than a message between brokers may be."""
+        """Set registers that together are larger than a message between brokers may be."""
         journal = self.rng.choice(list(self.plan.journals))
         client = self._client
         assert client is not None
@@ -958,7 +957,7 @@ class Scenario:
                 break
             await self.clock.sleep(5.0)
         for journal in self.plan.journals:
-            # A deletion whose answer was lost may come about late.
+            # A deletion whose answer was lost may take effect late.
             life = world.history.last_life(journal)
             if life is None or life.deleted is not None:
                 assert self._client is not None
@@ -966,7 +965,7 @@ class Scenario:
         world.say("fault", "all are over")
 
     async def _end_writing(self) -> None:
-        """Let the appends under way end."""
+        """Let the appends in progress end."""
         self.writing = False
         while any(not writer.done() for writer in self._writers):
             await self.clock.sleep(1.0)
@@ -998,7 +997,7 @@ class Scenario:
         return append
 
     def answered(self, append: Append, result: AppendResult, at: int | None = None) -> None:
-        """Record that an append was acknowledged; ``at`` if it is a part of what was committed."""
+        """Record that an append was acknowledged. ``at`` is its offset if the commit has more than it."""
         world = self.world
         append.ended = world.loop.now
         append.begin = result.commit.begin if at is None else at
@@ -1038,7 +1037,7 @@ class Scenario:
     def _require_trouble(self, append: Append, error: BaseException) -> None:
         """Record a violation unless a store has been in trouble for as long as brokers wait for one.
 
-        An append service that has ended by such an error raises it again, at any time later.
+        An append service that has ended by such an error raises the same error again later: judge it once.
         """
         if id(error) in self._refusals:
             return
@@ -1057,8 +1056,8 @@ class Scenario:
     def may_reset(self, journal: str) -> bool:
         """Return True if a journal's head may have to be confirmed.
 
-        That is so if all of its replicas or brokers came to be replaced, or if its store has more than was
-        acknowledged. An operator does not confirm while that store is not mounted.
+        That is so if all of its replicas or brokers were replaced, or if its store has more than was
+        acknowledged. An operator does not confirm a head while the store is not mounted.
         """
         history, now = self.world.history, self.world.loop.now
         life = history.last_life(journal)
@@ -1080,7 +1079,7 @@ class Scenario:
         )
         if stored > self.heads[journal] and (history.lost_brokers or history.hurried):
             return True
-        # A broker that was removed from the journal still runs, but nothing asks it for its bytes.
+        # A broker that was removed from the journal may still run, but no broker asks it for its bytes.
         if assigned_ended(history, life, history.hurried):
             return True
         return any(
@@ -1110,6 +1109,7 @@ class Scenario:
     # Reads.
 
     async def _tail(self, node: SimNode, journal: str, rng: random.Random) -> None:
+        """Follow a journal to the end of the run; in a new life, begin at its offset 0."""
         client = self.new_client(node)
         clock = NodeClock(self.world.loop)
         offset, created = 0, 0
@@ -1179,10 +1179,7 @@ class Scenario:
     # After the faults.
 
     async def _judge(self) -> None:
-        """Require, with everything working again, that journals take appends and brokers agree and stop.
-
-        All brokers give the same bytes.
-        """
+        """Append to all journals, read them through each broker, and stop the brokers. All must work."""
         world = self.world
         for journal in self.plan.journals:
             await self._judge_append(journal)
@@ -1242,7 +1239,7 @@ class Scenario:
     async def _judge_read(
         self, journal: str, host: str, fragments: SimFragments | None = None
     ) -> None:
-        """Read everything through one broker. With ``fragments``, read at their stores what these have."""
+        """Read everything through one broker. With ``fragments``, read stored fragments from their stores."""
         world = self.world
         client = world.client(self.node, host, fragments=fragments)
         head, offset = self.heads[journal], 0
@@ -1274,7 +1271,7 @@ class Scenario:
         await client.close()
 
     def _behind_hole(self, journal: str, offset: int) -> int:
-        """Return the offset behind what a journal may lack: readers do not wait for those bytes."""
+        """Return the offset behind bytes that a journal may lack: the last readers do not wait for these."""
         history = self.world.history
         life = history.last_life(journal)
         assert life is not None
@@ -1298,7 +1295,7 @@ def _revision(reader: Reader | RetryReader) -> int:
 
 
 class Session:
-    """Appends of one service to one journal, which have an order."""
+    """An append session: appends of one append service to one journal, in order."""
 
     def __init__(self, scenario: Scenario, node: SimNode, journal: str, client: Client) -> None:
         self._scenario = scenario
@@ -1310,18 +1307,18 @@ class Session:
         self._world.sessions += 1
         self._number = self._world.sessions
         self.ahead = asyncio.Event()
-        """Set once the session has made a later append than the late one."""
+        """Set once the session has made further appends after the late one."""
         self.free = asyncio.Event()
-        """Let the late append arrive."""
+        """Set by the scenario to let the late append arrive."""
 
     async def append(self, append: Append) -> None:
-        """Append through the service, which tries as often as it has to. What is begun first is first."""
+        """Append through the service, which repeats attempts. Appends take place in the order of calls."""
         append.repeated, append.session = True, self._number
         result = await await_future(
             self._service.append(AppendParams(self._journal), append.payload)
         )
         append.batch = (result.commit.begin, result.commit.end)
-        # Appends of one commit get one result. Readers will see where this append is.
+        # Appends of one commit get one result: it does not say where this append is.
         if result.commit.length == len(append.payload):
             self._scenario.answered(append, result)
         else:
@@ -1329,7 +1326,7 @@ class Session:
             append.ended = self._world.loop.now
 
     async def append_around(self, host: str) -> None:
-        """Append by way of ``host``, whose link takes long; in the meantime again, by way of others."""
+        """Append through ``host``, to which the link is blocked; repeat and go on through other brokers."""
         network, name = self._world.network, self._node.name
         await self._append_new()
         self._client.forget_route(self._journal)
@@ -1370,7 +1367,7 @@ class Writer:
         self._sizes = rng.choice(((0, 30, 100), (30, 700, 5000), (100, 1000, 1000, 1000, 300_000)))
         self._uses_registers = rng.random() < 0.3
         self._bursts = random.Random(f"bursts of {self._name} {self._left} {self._think_s}")
-        """A source apart, so that other choices of a seed stay as they are."""
+        """Other random numbers, so that bursts do not change the other choices of a seed."""
         self._most_at_once = self._bursts.choice((1, 16, 24))
         self._sessions: list[Session] = []
         if rng.random() < 0.5:
@@ -1408,7 +1405,7 @@ class Writer:
                     await scenario.reset_head(self._client, self._journal)
 
     async def _go_away(self, append: Append) -> None:
-        """Send a part of it, and then nothing more."""
+        """Send a part of an append, and leave without its end: it must be refused."""
         append.refused = True
         async with Appender(self._client, AppendParams(self._journal)) as appender:
             await appender.write(append.payload[: self._rng.randrange(len(append.payload)) + 1])
@@ -1430,6 +1427,7 @@ class Writer:
         yield content[middle:]
 
     async def _with_registers(self, append: Append) -> None:
+        """Append, and set the register to the append's number. Mostly require its last known value."""
         tags, journal = self._scenario.tags, self._journal
         before = tags[journal]
         check = None

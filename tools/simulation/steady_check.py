@@ -1,7 +1,7 @@
-"""Compares each commit in the steady state with what the machine of appends would do.
+"""Compares each commit in the steady state with what the state machine of appends would do.
 
-`steady.commit_now` decides nothing of its own: whenever it accepts an append, the FSM must come from the
-resolution to the stream without another effect, and begin at the same offset.
+`gazette.broker.commit.steady.commit_now` is a shortcut around `AppendFSM`. When it accepts an append, the
+machine must ask for exactly the effects of ``_PATH``, and begin the append at the same offset.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class SteadyCheck:
 def _machine(
     context: Any, resolution: Any, pipeline: Any, leader: Any
 ) -> tuple[tuple[str, ...], AppendFSM] | None:
-    """Step a machine up to its stream, and return the effects that it asks for, with the machine."""
+    """Step a machine until it would read content. Return the effects that it asked for, and the machine."""
     settings = context.settings
     machine = AppendFSM(
         leader.terms, rate_min=settings.min_append_rate, rate_max=settings.max_append_rate
@@ -76,4 +76,4 @@ def _machine(
 
 
 CHECK: Final = SteadyCheck()
-"""That of this process."""
+"""The check of this process."""

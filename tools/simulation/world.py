@@ -1,4 +1,4 @@
-"""The broker's world: a cluster whose history is noted for the judge, with processes of another version."""
+"""A simulated cluster that notes its history for the judge. Some processes may be of another version."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LEAVING = ("releasing its lease", "cancelling", "stopped")
 
 
 class BrokerProcess(cluster.SimBroker):
-    """One broker process, whose deeds are noted."""
+    """One broker process. It notes its end and its losses in the history."""
 
     origin = __file__
     """Tells versions apart in traces."""
@@ -56,9 +56,7 @@ class BrokerProcess(cluster.SimBroker):
         return self.service is not None and self.service.phase in _LEAVING
 
     def lose(self) -> None:
-        """Note that the broker has not uploaded all that it had, and says
-        so, or has lost its lease before.
-        """
+        """Note that the broker has ended, or lost its lease, before it had uploaded all its bytes."""
         self.cluster.history.lost_brokers.setdefault(self.name, self.cluster.loop.now)
 
     def terminate(self, *, hurried: bool) -> None:
@@ -167,7 +165,7 @@ class World(Cluster):
         return streams
 
     def compact_etcd(self) -> None:
-        """Let etcd forget how it came to its present keys."""
+        """Let etcd compact all revisions before the present one."""
         store = self.etcd.store
         if store.compacted < store.revision:
             self.say(ETCD, f"compacts up to {store.revision}")
@@ -181,15 +179,15 @@ class World(Cluster):
                 self.history.members.setdefault(one.name, (revision, math.inf))
 
     def _evicted(self, id: str, revision: int, *, expired: bool) -> None:
-        """Note the end of a member's lease. A member that gives it back claims that its spools are stored."""
+        """Note the end of a member's lease. By giving it back, a member says that its spools are stored."""
         for name, process in self.announced.items():
-            # The key may be of a process that was killed: what it sent can arrive late, and its lease ends.
+            # The key may be of a former process with this id, which was killed: its request can arrive late.
             if process.id == id and process.lease_id == self._leases[id]:
                 self.history.evicted.setdefault(name, self.loop.now)
                 self.history.members[name] = (self.history.members[name][0], revision)
                 if expired and not process.has_persisted:
                     process.lose()
-                elif process.slots:  # No other broker has taken them over.
+                elif process.slots:  # No other broker has taken over these journals.
                     self.history.hurried.setdefault(name, self.loop.now)
         self.announced = {n: p for n, p in self.announced.items() if p.id != id}
 
@@ -203,6 +201,7 @@ class World(Cluster):
 
     def _on_put(self, bucket: str, path: str, content: bytes, by: str) -> None:
         super()._on_put(bucket, path, content, by)
+        # Only fragments are noted, with their decoded bytes; of closings, only their number.
         journal, _, name = path.rpartition("/")
         if path.startswith(".test/") or SetAside.parse(journal, name) is not None:
             return
@@ -230,7 +229,7 @@ class World(Cluster):
         return [sys.modules[module], *([] if self.other is None else [self.other.module(module)])]
 
     def version(self, module: str) -> Any:
-        """Return the version of a process that starts. Versions take turns, so a host goes to and fro."""
+        """Return a module of the version that a new process gets. Versions take turns."""
         found = self.versions(module)
         self._starts[module] += 1
         return found[self._starts[module] % len(found)]
@@ -252,8 +251,8 @@ class World(Cluster):
     def holder(self, id: str, since: float, revision: int) -> tuple[str, ...]:
         """Return the processes that had a member id, in order, from ``since`` until now.
 
-        One that etcd has never named serves nothing yet. One that was no member any more at ``revision`` has
-        no part in what was committed then: an append may have begun long before its last attempt. Such
+        A process without a member key serves nothing yet. A process that was no member any more at
+        ``revision`` has no part in a commit then: an append may have begun long before its last attempt. Such
         processes count only if there is no other.
         """
         names = [
@@ -267,7 +266,7 @@ class World(Cluster):
         return present or tuple(named or names)
 
     def primary(self, id: str, since: float, revision: int) -> tuple[str, ...]:
-        """Return those of ``holder`` that can have led at a ``revision``, or all if none can."""
+        """Return the processes of ``holder`` that can have led at ``revision``; all of them if none can."""
         names = self.holder(id, since, revision)
         return tuple(name for name in names if self.history.was_member(name, revision)) or names
 

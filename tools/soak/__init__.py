@@ -1,5 +1,5 @@
-"""``gazette soak``: stream-sum on real processes, which are broken on purpose for as long as one likes.
+"""``gazette soak``: runs the example stream-sum on real processes, and breaks these on purpose.
 
-``run`` is the command; ``driver`` breaks and repairs, ``cluster`` is what is broken, ``report`` what is said
-in the end. What is right and wrong is the business of stream-sum's verifier.
+``run`` is the command. ``driver`` makes the faults and repairs them, ``cluster`` has the processes, and
+``report`` the results. The verifier of stream-sum judges what shards publish.
 """

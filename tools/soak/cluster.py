@@ -66,7 +66,7 @@ class Member:
 
     @property
     def url(self) -> str:
-        """Of its gRPC server, past the gateway."""
+        """URL of its gRPC server, not through the gateway."""
         return f"http://{LISTEN}:{self.grpc_port}"
 
     @property
@@ -231,15 +231,15 @@ class SoakCluster(ChaosCluster):
         A process whose lease has run out may not know it yet, and is going to end.
         """
         assert self._client is not None
-        there: set[str] = set()
+        present: set[str] = set()
         try:
             for root in (BROKERS, ROOT):
-                found = await self._client.range(f"{root}/members/", keys_only=True)
-                there |= {kv.key.decode().rpartition("#")[2] for kv in found.kvs}
+                listed = await self._client.range(f"{root}/members/", keys_only=True)
+                present |= {kv.key.decode().rpartition("#")[2] for kv in listed.kvs}
         except GazetteError as error:
             return f"members cannot be listed: {error!r}"
         names = {one.name for one in self.brokers} | {one.name for one in self.members}
-        return f"not in etcd: {', '.join(sorted(names - there))}" if names - there else ""
+        return f"not in etcd: {', '.join(sorted(names - present))}" if names - present else ""
 
     async def touch_etcd(self, key: str) -> None:
         """Write a value that no process watches."""
@@ -247,10 +247,10 @@ class SoakCluster(ChaosCluster):
         await self._client.put(key, b"")
 
     async def compact_etcd(self) -> None:
-        """Have etcd forget what was before now."""
+        """Let etcd compact all revisions before the present one."""
         assert self._client is not None
-        found = await self._client.range(f"{ROOT}/members/", keys_only=True)
-        await self._client.compact(found.header.revision)
+        listed = await self._client.range(f"{ROOT}/members/", keys_only=True)
+        await self._client.compact(listed.header.revision)
 
     async def missing_shards(self) -> str:
         """Return what is missing until every shard has a primary and ready standbys; else an empty text."""
@@ -297,11 +297,9 @@ class SoakCluster(ChaosCluster):
             return unassigned
 
     async def unstored(self, client: Client, journal: str) -> str:
-        """Return the journals whose primary knows more than the open fragment to
-        be unstored; else an empty text.
+        """Return how many fragments of a journal are not stored, as text; empty if only the open one is not.
 
-        Before that, another broker must not be lost: one of the former replicas may hold
-        alone what they had in common.
+        Until fragments are stored, no other broker may be lost: only one former replica may have them.
         """
         try:
             async with asyncio.timeout(10.0):
@@ -312,9 +310,7 @@ class SoakCluster(ChaosCluster):
         return f"{local} fragments of {journal} are not stored" if local > 1 else ""
 
     async def stop_all(self, timeout_s: float = 60.0) -> list[str]:
-        """Send SIGTERM to all members at once, then to brokers, then etcd.
-        Return those that had to be killed.
-        """
+        """Stop members, brokers and etcd by SIGTERM, in this order. Return those that had to be killed."""
         for member in self.members:
             if member.paused:
                 self.resume(member)

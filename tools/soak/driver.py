@@ -1,9 +1,9 @@
 """Breaks a soaking cluster, one fault after another, and says when it works again.
 
-After each fault the cluster is repaired as whatever runs it would: processes that ended are started
-again, FAILED shards are unassigned unless they say that they are restarted, and the heads of journals are
-confirmed if all brokers had ended. The next fault waits until everything is as before, so that never more is
-lost at once than replication permits.
+After each fault the driver repairs the cluster, as supervisors and operators do. It starts processes that
+have ended. It unassigns FAILED shards, unless they announce a restart. It confirms heads of journals if all
+brokers had ended. The next fault waits until everything is as before. So faults never take more at once than
+replication permits.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Outcome:
     lasted_s: float
     """Time from its beginning until it was repaired."""
     service_s: float
-    """The longest time, of all shards and while it lasted, between two sums of a shard."""
+    """The longest time between two sums of one shard, until everything was as before."""
     settled_s: float
     """Time from its beginning until everything was as before."""
     failed: dict[str, str] = field(default_factory=dict)
@@ -51,7 +51,7 @@ class Outcome:
 
 
 class Service(Protocol):
-    """The load: it answers whether the cluster does its work."""
+    """The load: it says when the shards did their work."""
 
     def served_since(self, time: float) -> float | None:
         """Return when every shard had done work that began after ``time``; None if one has not."""
@@ -63,7 +63,7 @@ class Service(Protocol):
 
 
 class Driver:
-    """``run`` breaks until it is cancelled; ``heal`` then puts everything right."""
+    """``run`` makes faults until it is cancelled; ``heal`` then repairs what is broken."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class Driver:
         self._client: Client = cluster.client()
         self._failed: dict[str, str] = {}
         self._restarted: dict[str, str] = {}
-        """Replicas that are FAILED now, and say that they are restarted."""
+        """Errors of replicas that are FAILED now, and announce a restart."""
         self.ended: set[str] = set()
         """Brokers that ended since the fault began."""
         self.restarts = 0
@@ -95,8 +95,8 @@ class Driver:
         self.faults = [
             one
             for one in found
-            # Publishers, too, are refused for good until an operator has confirmed the heads: so
-            # brokers are not all ended, unless that is asked for.
+            # When all brokers have ended, appends are refused until an operator has confirmed the
+            # heads. Faults that end all brokers are used only if they are named.
             if (one.kind in scenarios if scenarios else not one.ends_brokers)
         ]
         self._fault: Fault | None = None
@@ -114,6 +114,7 @@ class Driver:
                 await self._one(fault)
 
     async def _one(self, fault: Fault) -> None:
+        """Make a fault, repair the cluster until everything is as before, and note the outcome."""
         began = self._clock.monotonic()
         faults, self._fault = self._faults, fault
         faults.target, faults.outage_s = "", 0.0
@@ -150,8 +151,8 @@ class Driver:
     # -- repairing
 
     async def settle(self, since: float) -> None:
-        """Return when all is as it was before. Raise ``Unavailable`` if that does not come to pass, with
-        what it waited for, and how everything is."""
+        """Return when all is as it was before. After `SETTLE_S`, raise ``Unavailable`` with what is missing,
+        and a diagnosis."""
         began = self._clock.monotonic()
         waits: Counter[str] = Counter()
         while True:
@@ -177,6 +178,7 @@ class Driver:
         return "nothing" if self._fault is None else self._fault.kind
 
     async def missing(self, since: float) -> str:
+        """Do what an operator does. Return what is still not as before, as text; empty if everything is."""
         cluster = self._cluster
         await self._start_what_ended()
         if missing := await cluster.missing_members():
@@ -198,23 +200,23 @@ class Driver:
     async def _start_what_ended(self) -> None:
         """Start every process again that has ended, as the supervisor of a cluster does."""
         brokers, members = self._cluster.brokers, self._cluster.members
-        self.ended |= {one.name for one in brokers if not one.process.running}
+        self.ended |= {child.name for child in brokers if not child.process.running}
         processes: list[Process] = [*brokers, *members]
-        for one in processes:
-            if not one.process.running:
-                self._note("ended", process=one.name, code=one.process.exit_code)
-                # Not waited for: it may need a process that has not ended yet.
-                await one.process.start()
+        for child in processes:
+            if not child.process.running:
+                self._note("ended", process=child.name, code=child.process.exit_code)
+                # Do not wait until it serves: it may need another process that is down.
+                await child.process.start()
 
     async def _confirm_heads(self) -> str:
-        """Confirm heads as an operator does after all brokers have ended: no process holds more.
+        """Confirm heads as an operator does after all brokers have ended: no process has further bytes.
 
         Raise ``Unavailable`` if they ended although they should not have.
         """
         if self.ended != {one.name for one in self._cluster.brokers}:
             return ""
         lease_s, outage_s = self._cluster.settings.lease_ttl_s, self._faults.outage_s
-        # Two thirds of a lease, at least, were left when etcd was last asked.
+        # Leases are renewed so often that at least two thirds were left when etcd went away.
         ends_brokers = self._fault is not None and self._fault.ends_brokers
         if not ends_brokers and outage_s < lease_s / 2:
             raise Unavailable(
@@ -233,13 +235,14 @@ class Driver:
         return ""
 
     async def _unassign_failed(self) -> None:
-        found = await self._cluster.failed_shards()
-        restarted = {name: error for name, error in found.items() if ANNOUNCED in error}
+        """Note FAILED shards, and unassign those that announce no restart."""
+        errors = await self._cluster.failed_shards()
+        restarted = {name: error for name, error in errors.items() if ANNOUNCED in error}
         for name in restarted.keys() - self._restarted.keys():
             self.restarts += 1
             self._note("restarted", replica=name, error=restarted[name])
         self._restarted = restarted
-        failed = {name: error for name, error in found.items() if name not in restarted}
+        failed = {name: error for name, error in errors.items() if name not in restarted}
         if not failed:
             return
         new = {name: error for name, error in failed.items() if self._failed.get(name) != error}
@@ -252,7 +255,7 @@ class Driver:
             self._note("not-unassigned", error=repr(error))
 
     async def heal(self) -> None:
-        """Put right whatever is broken."""
+        """Undo what faults have broken."""
         await self._faults.heal()
 
     async def close(self) -> None:

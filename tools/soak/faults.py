@@ -1,7 +1,7 @@
-"""The ways in which a soaking cluster is broken.
+"""The faults of a soaking cluster.
 
-Never is more broken at once than replication permits, but by the two faults that end all brokers: these
-lose nothing, and leave journals whose heads an operator has to confirm.
+Replication covers each fault, except the two that end all brokers. These lose nothing, and leave journals
+whose heads an operator has to confirm.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ KINDS: Final = (
     "store-read-only",
     "crash-database",
 )
-"""Every kind there is. The last ones are not to be had everywhere: see `Faults.all`."""
+"""All kinds of faults. The last two do not work on every machine: see `Faults.all`."""
 _CUTS: Final = (LinkState.HELD, LinkState.REFUSED)
 
 Act: TypeAlias = Callable[[random.Random], Awaitable[None]]
@@ -60,7 +60,7 @@ Process: TypeAlias = Member | Broker
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A way of breaking things. ``act`` returns when it is over. ``ends_brokers``: all of them end by it."""
+    """A kind of fault. ``act`` returns when the fault is over. ``ends_brokers``: all brokers end by it."""
 
     kind: str
     act: Act
@@ -68,7 +68,7 @@ class Fault:
 
 
 class Faults:
-    """``all`` are those that there are; ``heal`` puts right whatever is broken."""
+    """``all`` returns the faults that work on this machine; ``heal`` repairs what is broken."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class Faults:
         self.target = ""
         """The target of the present fault."""
         self.outage_s = 0.0
-        """Seconds for which etcd did not answer, by the last fault that concerned it."""
+        """Seconds for which etcd did not answer because of the present fault."""
         self._cluster = cluster
         self._clock = cluster.clock
         self._note = note
@@ -122,7 +122,7 @@ class Faults:
         return faults
 
     async def heal(self) -> None:
-        """Put right whatever is broken; processes that ended stay so."""
+        """Undo what faults have broken. Brokers and members that ended stay down."""
         cluster = self._cluster
         self._store.mend()
         for pid in self._full:
@@ -228,7 +228,7 @@ class Faults:
         await self._fill(self._broker(rng), rng)
 
     async def _fill(self, one: Process, rng: random.Random) -> None:
-        """Let no file of a process grow, for seconds."""
+        """Let writes to files of a process fail for some seconds."""
         if not one.process.running:
             return
         pid = one.process.pid

@@ -67,8 +67,8 @@ class PostgresServer:
         self.url = uri.replace("postgresql://", "postgresql+psycopg://")
 
     def _restart(self) -> None:
-        # `pg_ctl` has ten seconds, and begins as a fork of this process, which now and then does not
-        # live to execute it: threads of gRPC had just been at work.
+        # The package runs `pg_ctl`, and waits ten seconds. A fork of this process while threads of gRPC
+        # run sometimes dies before it executes that program. So try again.
         for attempt in range(1, _STARTS + 1):
             try:
                 self._server.ensure_postgres_running()

@@ -36,9 +36,9 @@ class Report:
     heads: dict[str, int] = field(default_factory=dict)
     """Journals whose heads were confirmed after all brokers had ended, by fault."""
     load: dict[str, float] = field(default_factory=dict)
-    """Load of the machine over a minute: at the beginning, in the mean, at most."""
+    """Load average of the machine over a minute: at the beginning, in the mean, at most."""
     bad_exits: dict[str, int] = field(default_factory=dict)
-    """Number of times that a process ended with another exit code than 0 after a request to stop, by both."""
+    """By process and exit code: how often a process was asked to stop, and ended with a code other than 0."""
     violations: list[str] = field(default_factory=list)
     directory: str = ""
 
@@ -59,15 +59,15 @@ class Report:
         self.heads = {kind: count for kind, count in sorted(heads.items()) if count}
         self.restarted = {kind: count for kind, count in sorted(restarted.items()) if count}
         self.failed = {kind: count for kind, count in sorted(failed.items()) if count}
-        for kind, found in sorted(by_kind.items()):
-            service = [one.service_s for one in found]
+        for kind, outcomes_of_kind in sorted(by_kind.items()):
+            service = [one.service_s for one in outcomes_of_kind]
             self.by_kind[kind] = {
-                "times": len(found),
-                "lasted_s": round(quantile([one.lasted_s for one in found], 0.5), 1),
+                "times": len(outcomes_of_kind),
+                "lasted_s": round(quantile([one.lasted_s for one in outcomes_of_kind], 0.5), 1),
                 "service_s": round(quantile(service, 0.5), 1),
                 "service_p99_s": round(quantile(service, 0.99), 1),
                 "service_max_s": round(max(service), 1),
-                "settled_max_s": round(max(one.settled_s for one in found), 1),
+                "settled_max_s": round(max(one.settled_s for one in outcomes_of_kind), 1),
             }
 
     def add_latencies(self, seconds: Sequence[float]) -> None:
@@ -129,7 +129,7 @@ class Report:
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """Return the smallest value that ``share`` of all are not above; 0 of none."""
+    """Return the smallest value that at least ``share`` of all values do not exceed; 0 without values."""
     if not values:
         return 0.0
     ordered = sorted(values)

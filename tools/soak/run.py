@@ -35,7 +35,7 @@ from tools.soak.report import Report
 STORES: Final = ("sqlite", "rocksdb", "json", "sql")
 WORKERS_PER_SHARD: Final = 2
 KEPT: Final = 4096
-"""Finished streams of a journal that are remembered, to tell since when it is served."""
+"""Greatest number of finished streams of a journal that are remembered."""
 DRAIN_S: Final = 180.0
 LOOK_S: Final = 1.0
 
@@ -67,21 +67,21 @@ class SoakFlags:
 def run(argv: Sequence[str]) -> int:
     """Run the subcommand. Return its exit code.
 
-    0 means no violation; 1 one or more, or that the run broke; 2 a mistake in the flags.
+    0 means no violation; 1 violations, or a run that could not end; 2 a mistake in the flags.
     """
     schema = Schema("gazette soak", {"": SoakFlags})
     try:
         flags = schema.load(argv, {}).group(SoakFlags)
         settings = _settings(flags)
         import_examples()
-        # Now, and not while a loop has to forward what keeps leases alive.
+        # Import it now. Later the import would stop the event loop, which forwards renewals of leases.
         importlib.import_module("stream_sum.load")
         if flags.dir is not None:
             flags.dir.mkdir(parents=True, exist_ok=True)
             return asyncio.run(Soak(flags, settings, flags.dir, SystemClock()).run())
         made = Path(tempfile.mkdtemp(prefix="gazette-soak-"))
         code = asyncio.run(Soak(flags, settings, made, SystemClock()).run())
-        if code != 1:  # What is wrong is to be looked into.
+        if code != 1:  # After a violation, the files are needed.
             shutil.rmtree(made, ignore_errors=True)
         return code
     except Invalid as error:
@@ -210,7 +210,7 @@ class Soak:
 
     async def run(self) -> int:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
-        # What clients of ours have to say of what is broken on purpose.
+        # Clients of this process log many errors because of the faults: keep these in a file.
         logs = logging.FileHandler(self.cluster.directory / "soak.log", delay=True)
         logging.getLogger().addHandler(logs)
         assert task is not None
@@ -296,7 +296,7 @@ class Soak:
                 breaking.cancel()
                 await asyncio.wait({breaking})
                 await self._put_right(driver)
-                # It continues until it is asked to stop: a load that publishes nothing finds nothing wrong.
+                # The load must run until it is asked to stop: a load that has ended finds nothing wrong.
                 ended = loading.done()
                 load.stop()
                 await asyncio.wait({loading}, timeout=DRAIN_S)
@@ -320,7 +320,7 @@ class Soak:
     async def _watch(
         self, verifier: Any, loading: asyncio.Task[Any], breaking: asyncio.Task[Any]
     ) -> None:
-        """Watch until the time is over, or something is wrong."""
+        """Watch until the time is over, or until there is a violation."""
         deadline = self.clock.monotonic() + 60.0 * self.flags.minutes
         late: set[str] = set()
         while self.clock.monotonic() < deadline:
@@ -358,7 +358,7 @@ class Soak:
 
 
 def load_problem(loading: asyncio.Task[BaseException | None], *, ended_before: bool) -> str:
-    """Return what is wrong with the end of the load, which was stopped some time ago; empty: nothing."""
+    """Return what is wrong with the end of a load that was asked to stop; empty if nothing is."""
     if not loading.done():
         return f"it did not end within {DRAIN_S:.0f} s: something is never summed, or cannot be published"
     if loading.cancelled():

@@ -34,7 +34,7 @@ class AppFaults:
     async def strike_later(self, fault: PlannedFault) -> None:
         await self._clock.sleep(fault.at)
         self._run.cluster.say("fault", str(fault))
-        # A clock that jumps, and time that passes, take no seconds. Shards look at their clocks now and then.
+        # A clock jump takes no time. After time has passed, shards notice it at their next look at the clock.
         seconds = {FaultForm.CLOCK: 0.0, FaultForm.LATER: LOOK_S}.get(fault.form, fault.seconds)
         self.until = max(self.until, self._run.cluster.loop.now + seconds)
         await self._strike(fault)

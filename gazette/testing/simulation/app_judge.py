@@ -1,4 +1,4 @@
-"""The judge of one seed: it compares what a run came to with the fold of what its shards consumed."""
+"""The judge of one seed: it compares the end of a run with a fold of what its shards consumed."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from gazette.testing.simulation.travel import TimeTraveller, travels
 from gazette.testing.simulation.user_code import UserSurroundings
 
 _SHIFT_S: Final = 86_461.5
-"""Delay from a run to its fold. Results must not depend on the time of day."""
+"""Seconds by which clocks of a fold are ahead of the run. Results must not depend on the time of day."""
 
 _FOLDS_MAX: Final = 64
 """Greatest number of folds that look for the transactions which shards have consumed."""
 
 
 class Judge:
-    """The judge of one run. ``elsewhere`` folds in another process; None: it is not asked."""
+    """The judge of one run. ``elsewhere`` also folds in another process; None: this process folds only."""
 
     def __init__(
         self, run: AppRun, user: UserSurroundings, elsewhere: Elsewhere | None = None
@@ -183,7 +183,7 @@ class Judge:
     def _folded(self) -> list[Finding]:
         """Require the states and outputs of a fold without faults."""
         wrong = self._compare(recorded=self._setup.recorded, shift_s=_SHIFT_S)
-        # Shards may have consumed other transactions than usual, several of them at once.
+        # Shards may have consumed less likely transactions. Try the combinations for all shards.
         usual = [self._inputs[shard_id] for shard_id in self._others]
         choices = [[own, *others] for own, others in zip(usual, self._others.values(), strict=True)]
         for inputs in islice(product(*choices), 1, _FOLDS_MAX):

@@ -79,7 +79,7 @@ class AppCluster(MemberCluster):
         self.timers_until = float("inf")
         """When the time of timers begins to stand still, so that they come to rest."""
         self.clocks: list[NodeClock] = []
-        """Those of members and publishers."""
+        """The clocks of members and publishers."""
         self._passed_s = 0.0
 
     def _new_member(self, host: str, id: str, number: int) -> AppMember:
@@ -113,7 +113,7 @@ class AppCluster(MemberCluster):
         super().close()
 
     def timer_clock_us(self, call: Callable[[Any], int], timers: ShardTimers) -> int:
-        """Return the wall clock as timers see it."""
+        """Return the wall clock as timers see it: it stands still from `timers_until` on."""
         return call(timers) - round(max(0.0, self.loop.now - self.timers_until) * 1e6)
 
     def idle_clock_s(self, call: Callable[[Any], float], timers: ShardTimers) -> float:

@@ -1,6 +1,6 @@
 """One seed of an application: brokers, members of the application, publishers, and the story's faults.
 
-At the end everything is healed. Then the state of each shard is compared with the fold of what it consumed.
+After the last fault, a judge compares the state of each shard with a fold of what the shard consumed.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ BROKER: Final = "broker"
 _CLIENTS: Final = 2
 """Clients that ask shards for their states."""
 _QUIET_S: Final = 300.0
-"""After the last fault: how long until every shard has read all of its input."""
+"""Seconds after the last fault, within which every shard must have read all of its input."""
 _SETTLED_S: Final = 3.0
 _TIMERS_S: Final = 15.0
-"""Seconds from the last fault until the time of timers stands still, and from then until none may fire."""
+"""Seconds from the last fault until the clock of timers stands still, and from then until all must rest."""
 TIMERS: Final = "a timer fires"
 """Part of the coverage of a run in which a timer has fired."""
 _HARMLESS: Final = (Closed, Fenced, Unavailable, Aborted, NotYet)
@@ -56,7 +56,7 @@ _HARMLESS: Final = (Closed, Fenced, Unavailable, Aborted, NotYet)
 
 @dataclass(slots=True)
 class Finding:
-    """Something that is not as it should be."""
+    """A violation that a run or its judge has noticed."""
 
     what: str
     place: str = ""
@@ -160,7 +160,7 @@ class AppRun:
             process.pause(seconds)
 
     def note_finding(self, what: str, place: str = "", hint: str = "") -> None:
-        """Add what is wrong, once."""
+        """Add a finding, unless there is one with the same text."""
         if not any(finding.what == what for finding in self.ended.findings):
             self.ended.findings.append(Finding(what, place, hint=hint))
 
@@ -417,7 +417,7 @@ class AppRun:
         return len(transactions)
 
     def _place_of_closed(self, shard_id: str) -> str:
-        """Return the user's line by which a shard fails that uses a closed store; empty otherwise."""
+        """Return the user's line if a shard has failed by the use of a closed store; otherwise empty."""
         for process in self.cluster.members.values():
             shard = process.shards.get(shard_id)
             if shard is not None and isinstance(shard.failure, Closed):

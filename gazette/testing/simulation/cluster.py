@@ -76,7 +76,7 @@ class BrokerServer(Server):
 
 
 class _Closing:
-    """Stands for the event that ends pauses between attempts at a store; those pauses take virtual time."""
+    """Replaces the event that ends pauses between attempts at a store. The pauses take virtual time."""
 
     def __init__(self, threads: Threads) -> None:
         self._threads = threads
@@ -92,7 +92,7 @@ class _Closing:
 
 
 class _Service(BrokerService):
-    """The shipped broker; its threads are those of the simulation."""
+    """The shipped broker, with threads of the simulation."""
 
     process: SimBroker
 
@@ -257,7 +257,7 @@ class Cluster:
         self.violations.append(f"at {self.loop.now:.3f} s: {what}")
 
     def failed(self, error: BaseException) -> None:
-        """Take note of an error of the simulation itself: that seed has shown nothing."""
+        """Note an error of the simulation itself: its seed shows nothing about the cluster."""
         self.violated("the simulation failed: " + "".join(traceback.format_exception(error)))
 
     def _trace_call(self, caller: str, server: str, method: str, what: str) -> None:
@@ -276,7 +276,7 @@ class Cluster:
         return etcd
 
     def _tick(self, etcd: FakeEtcd) -> None:
-        """Let etcd know the time, again and again."""
+        """Let etcd expire leases and report progress, every second."""
         etcd.advance()
         self.loop.call_later(_ETCD_TICK_S, self._tick, etcd, context=self.etcd_node.context)
 

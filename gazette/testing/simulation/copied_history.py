@@ -1,4 +1,4 @@
-"""Journals of a simulation for a backfill: files with copies of their content stand for brokers."""
+"""What a backfill in a simulation reads: copies of journals, in files, instead of brokers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fold of what a shard consumed, without any fault: one owner, no crash, other ends of transactions."""
+"""Folds what a shard consumed, without any fault: one owner, no crash, and other ends of transactions."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Input:
 
 @dataclass(frozen=True, slots=True)
 class FoldResult:
-    """What came of a fold: rows of the state, and published messages by directory of their journals."""
+    """The result of a fold: rows of the state, and published messages by directory of their journals."""
 
     state: Rows | None
     outputs: dict[str, Counter[str]]
@@ -82,7 +82,7 @@ class _StepClock(ManualClock):
         """The wall clock, as the user's code sees it."""
         self.promoted_s = 0.0
         self.looks: list[tuple[int, float]] = []
-        """Times that callbacks of the step saw, and the fold has not shown yet: begin of a call, time."""
+        """Times that callbacks of the step saw, and the fold must still show: begin of a message, time."""
 
     def show(self, step: Consumed) -> None:
         """Show the time of a step."""
@@ -94,7 +94,7 @@ class _StepClock(ManualClock):
 
 
 class _Shard(DrivenShard):
-    """A shard with the name that it has in the run: rows of a shared database may have it."""
+    """A shard with the name that it has in the run, since rows of a shared database may contain the name."""
 
     @property
     def fqn(self) -> str:
@@ -281,7 +281,7 @@ class Fold:
         self._clock.looks = list(step.looks)
         timers = self._timers
         if timers is not None:
-            timers.is_due(ready=True)  # It notes which sources are idle by now.
+            timers.is_due(ready=True)  # Let timers note which sources are idle by now.
         if step.timer is not None:
             self._fire(step)
         if not step.spans:
@@ -360,7 +360,7 @@ def add_outputs(
 ) -> None:
     """Count the committed messages of a journal, below its directory and without their UUIDs."""
     if form.message_type is DeadLetter:
-        return  # It has a time.
+        return  # Dead letters contain a time, which differs.
     framing = framing_of(form.content_type, form.message_type, place=form.uuid)
     counted = outputs.setdefault(journal.rpartition("/")[0] or journal, Counter())
     place = framing.codec.place

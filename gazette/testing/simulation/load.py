@@ -26,7 +26,7 @@ _UNIT_OF_S: Final = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 
 
 class MessageLoad:
-    """Draws messages of one source. ``key`` and ``time`` are the source's, if it declares them."""
+    """Draws messages of one source. ``uuid`` and ``time`` are the fields that the source names for these."""
 
     def __init__(
         self, message_type: Any, content_type: str, uuid: str = "", time: MessageTime | None = None

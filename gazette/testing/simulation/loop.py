@@ -30,10 +30,10 @@ class Livelock(Exception):
 
 
 class Handle(list[Any]):
-    """A callback to come, as `asyncio.TimerHandle` is one: time, number, callback, arguments, context.
+    """A callback to come, like an `asyncio.TimerHandle`. Items: time, number, callback, arguments, context.
 
-    Handles are lists, since millions are made and compared by their times: for lists, that runs no code of
-    Python. The callback of a cancelled handle is None.
+    It is a list, since millions are made and compared: Python compares lists fast, here by their times. The
+    callback of a cancelled handle is None.
     """
 
     __slots__ = ()
@@ -72,7 +72,7 @@ class SimNode:
         self.name = name
         self.alive = True
         self.blocked = False
-        """Whether callbacks are kept back: the node is held, or dead."""
+        """True if callbacks are kept back: the node is held, or dead."""
         self.held_since: float | None = None
         self.ahead_at = 0.0
         """Time until which the node has blocked itself. The callback that blocks sees it as the present."""
@@ -80,7 +80,7 @@ class SimNode:
         self._backlog: list[Handle] = []
         self.tasks: list[asyncio.Task[Any]] = []
         self.tasks_kept = _TASKS_KEPT
-        """Number of tasks at which the finished ones are forgotten."""
+        """Length of ``tasks`` at which finished tasks are removed from it."""
         self.context = copy_context()
         self.context.run(_NODE.set, self)
 
@@ -99,7 +99,7 @@ class SimNode:
             )
 
     def hold(self, seconds: float) -> None:
-        """Keep back everything of this node for a while, as SIGSTOP does. Holds add up."""
+        """Keep back all callbacks of this node, as SIGSTOP does, until its last hold has ended."""
         if not self.alive:
             return
         self._holds += 1
@@ -127,7 +127,7 @@ class SimNode:
         self.held_since = self.loop.now
 
     def keep(self, handle: Handle) -> None:
-        """Take a callback that must not run now. A dead node keeps it, so that nothing is collected."""
+        """Take a callback that must not run now. A dead node keeps it, so that no finalizer runs."""
         self._backlog.append(handle)
 
     def pending_tasks(self) -> list[asyncio.Task[Any]]:
@@ -147,7 +147,7 @@ class VirtualLoop(_Loop):  # type: ignore[misc]
         """Changes with every timer that fired and every event noted: equal runs have equal digests."""
         self.steps = 0
         self.sees_done = False
-        """True if a waiter sees at once what its thread has done, as from Python 3.14 on."""
+        """True if a future on the loop is done as soon as its thread's future is, as from Python 3.14 on."""
         self._timers: list[Handle] = []
         self._count = 0
         self._on_error = on_error
@@ -156,7 +156,7 @@ class VirtualLoop(_Loop):  # type: ignore[misc]
         self._running = False
 
     def run(self, until: float) -> bool:
-        """Run until ``stop`` or that time. False if nothing is left to wait for before: a deadlock."""
+        """Run until ``stop`` or that time. Return False if nothing is left to wait for: a deadlock."""
         asyncio._set_running_loop(self)
         self._running, self._stopped = True, False
         ready, timers, node_of = self.ready, self._timers, _NODE
@@ -203,7 +203,7 @@ class VirtualLoop(_Loop):  # type: ignore[misc]
             asyncio._set_running_loop(None)
 
     def at(self, when: float, callback: Callable[..., object], *args: Any) -> Handle:
-        """Call something that belongs to no node: the world outside."""
+        """Call something at a time, outside of all nodes."""
         return self.call_at(when, callback, *args, context=_OUTSIDE)
 
     def note(self, *event: object) -> None:
@@ -300,7 +300,7 @@ _OUTSIDE: Final = copy_context()
 
 
 class NodeClock:
-    """Time as one node sees it: the virtual loop's, and a wall clock that may be wrong."""
+    """Time as one node sees it: that of the virtual loop, and a wall clock that may be wrong."""
 
     __slots__ = ("_loop", "_node", "offset_s")
 

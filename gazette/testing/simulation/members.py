@@ -49,7 +49,7 @@ class Trap:
     point: str
     passes: int
     spring: Callable[[Any], float | None]
-    """Called with the process. Returns for how many seconds the thread waits there, if it does."""
+    """Called with the process. Returns the seconds for which the thread waits there; None: no wait."""
     detail: str = ""
     """If it is given, only passes with this detail count."""
 
@@ -146,12 +146,12 @@ class SimMember(SimProcess):
         return worker is not None
 
     def passed(self, seconds: float) -> float:
-        """Wait at a failpoint; for ever, in a process that was killed there. Return the seconds that the
-        caller must still wait."""
+        """Wait at a failpoint: for ever, if the process was killed there. Return the seconds that are left
+        for the caller to wait."""
         if not self.node.alive:
             seconds = math.inf
         elif self.node.blocked:
-            seconds = max(seconds, 1e-6)  # It stands still here, and not only where it waits next.
+            seconds = max(seconds, 1e-6)  # Let a held process stop here, not at its next wait.
         return 0.0 if self.pause(seconds) else seconds
 
     @property
@@ -178,7 +178,7 @@ class MemberCluster(Cluster):
         super().__init__(seed, trace=trace, **more)
         self.workers = Workers()
         self.stalls = (0.0, 0.0)
-        """How often turns of workers are late, and by how many seconds at most."""
+        """Share of the turns of workers that are late, and by how many seconds at most."""
         self.broker_hosts: list[str] = []
         self.members: dict[str, Any] = {}
         """The present process of each host."""
@@ -224,7 +224,7 @@ class MemberCluster(Cluster):
         self._judge_exit(process)
 
     def run(self, until: float) -> bool:
-        """Run the loop; processes that pass failpoints meanwhile may be trapped there."""
+        """Run the loop. Meanwhile, traps take effect at failpoints."""
         with self._instrumented():
             return self.loop.run(until)
 
@@ -254,7 +254,7 @@ class MemberCluster(Cluster):
         return float(process.passed(seconds))
 
     def look_at_failures(self) -> None:
-        """Judge by what the shards have failed that members hold now."""
+        """Judge the errors by which shards of the present members have failed."""
         for process in self.members.values():
             for shard in process.shards.values():
                 if shard.failure is not None and {"Bug", "Corrupt"} & names_of(shard.failure):

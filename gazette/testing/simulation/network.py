@@ -1,9 +1,9 @@
 """gRPC channels and servers between the nodes of a simulation, and the trouble between them.
 
-This is the part of `grpc.aio` that brokers, clients and etcd use, with its ways of ending a call. Messages
-are encoded for real. Within a stream they keep their order; streams overtake each other. A blocked link loses
-nothing and delivers nothing. As with TCP, its messages wait until the link is free again, or one side gives
-the connection up.
+The module has the parts of `grpc.aio` that brokers, clients and etcd use, and ends calls in the same ways.
+Messages are encoded for real. Messages of one stream keep their order; streams overtake each other. A blocked
+link delivers nothing, and loses nothing: messages wait, as with TCP, until the link is free again, or until
+the client or the server gives the connection up.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from gazette.testing.simulation.loop import Handle, SimNode, VirtualLoop
 from gazette.testing.simulation.whole_calls import Metadata, SimWholeCall, WholeCalls
 
 MESSAGE_BYTES_MAX: Final = 4 << 20
-"""What servers take, as brokers and etcd do by default."""
+"""Greatest number of bytes of a message that servers accept, as brokers and etcd do by default."""
 EOF: Final[Any] = grpc.aio.EOF  # type: ignore[attr-defined]  # the stubs do not know it
 _Code: Final = grpc.StatusCode
 _OVERHEAD: Final = 16
 _FULL_CHANCE: Final = 0.1
-"""Share of writes of which a socket takes no byte at once."""
+"""Share of writes that a socket refuses, as if its buffer were full."""
 _PACKS_CHANCE: Final = 0.7
-"""Share of messages of a stream, sent together, that arrive together, as in one packet."""
+"""Share of streams whose messages arrive together if they are sent together, as in one packet."""
 _SYN_S: Final = 1.0
 """Seconds after which TCP repeats the first packet of a connection. They double with each repetition."""
 _CLIENT_SILENCE_S: Final = (10.0, 25.0)
 _SERVER_SILENCE_S: Final = (10.0, 20.0)
-"""Least and most seconds until the pings of one end show that the other end is gone without a word."""
+"""Least and most seconds until one end notices, by its pings, that the other end does not answer."""
 
 
 @types.coroutine
@@ -81,7 +81,7 @@ class Network:
         self.delay_s = 0.0005
         """Mean delay of a message, where no fault says otherwise."""
         self.window = 1 << 20
-        """Bytes of a stream that its reader has not taken; a writer waits beyond."""
+        """Number of unread bytes of a stream from which on its writer waits."""
         self._servers: dict[str, SimServer] = {}
         self._slow: dict[tuple[str, str], float] = {}
         self._blocked: dict[tuple[str, str], tuple[int, float]] = {}
@@ -93,13 +93,13 @@ class Network:
         """By link that was blocked and is free again: when the last of its waiting messages arrives."""
         self._connections: dict[SimConnection, None] = {}
         self.taken: dict[str, float] = {}
-        """By node: a time at which the message of a read that it took last was already on its way."""
+        """By node: a time at which the last message that it took of a Read call was already on its way."""
         self._read: dict[tuple[str, int], tuple[int, float]] = {}
-        """By node and offset: hash of the content that the node took last there, and that time."""
+        """By node and offset: hash of the content that the node took there last, and its time in `taken`."""
         self.on_error: Callable[[str], None] = lambda message: None
-        """Called with what a handler raised that it must not raise."""
+        """Called with a text about an unexpected error of a handler."""
         self.on_call: Callable[[str, str, str, str], None] | None = None
-        """Called with caller, server, method and what happened, if a trace is wanted."""
+        """Called with caller, server, method and what happened. None: no trace is wanted."""
 
     # Servers.
 
@@ -149,16 +149,14 @@ class Network:
                 connection.suspect()
 
     def break_connections(self, node: SimNode, chance: float) -> None:
-        """Cut some connections of a node, as a middlebox that forgets them."""
+        """Cut some connections of a node, as a middlebox does that forgets them."""
         for connection in list(self._connections):
             if node in (connection.client, connection.server.node) and self.rng.random() < chance:
                 connection.client_lost("SimConnection reset by peer")
                 connection.server_lost()
 
     def crashed(self, node: SimNode, *, silent: bool) -> None:
-        """Note that a node is dead. Its kernel closes its connections, unless the machine is gone
-        (``silent``).
-        """
+        """Note that a node is dead. Unless ``silent`` (no power), its kernel closes its connections."""
         for address, server in list(self._servers.items()):
             if server.node is node:
                 del self._servers[address]
@@ -191,7 +189,10 @@ class Network:
         callback: Callable[..., None],
         *args: Any,
     ) -> float:
-        """Call ``callback`` at ``target``, at ``at`` or after a delay; when the link is free."""
+        """Call ``callback`` at ``target`` after a delay, and not before ``at``. Return the time of that call.
+
+        If the link is blocked, the call takes place after `unblock`.
+        """
         link = (source, target.name)
         if link in self._blocked:
             self._held.setdefault(link, []).append((target, callback, args))
@@ -205,10 +206,8 @@ class Network:
         return due
 
     def took(self, node: str, server: str, message: bytes, arrived_at: float) -> None:
-        """Note that a node has taken a message of a read.
-
-        Streams are buffered at the reader, and at a broker that passes on the stream of another broker.
-        """
+        """Note that a node has taken a message of a Read call. If a broker passed it on, note the earlier
+        time at which that broker took it."""
         response = broker_pb2.ReadResponse.FromString(message)
         content, since = hash(response.content), arrived_at
         former = self._read.get((server, response.offset))
@@ -258,7 +257,7 @@ class _Pipe:
         self.arrived: deque[bytes] = deque()
         """Messages that were not taken yet."""
         self.arrivals: deque[float] | None = None
-        """When each of them arrived, if that is asked for."""
+        """When each message in `arrived` has arrived; None unless these times are wanted."""
         self.arrived_at = 0.0
         """When the message that was taken last arrived."""
         self.ended = False
@@ -268,7 +267,7 @@ class _Pipe:
         self._writers = _Waiters(network.loop)
 
     def send(self, source: SimNode, callback: Callable[..., None], *args: Any) -> None:
-        """Deliver something after all that was sent before; at times with what was sent just now."""
+        """Deliver something after all that was sent before, or together with what was sent just now."""
         network = self._network
         if not source.alive:
             return
@@ -351,7 +350,7 @@ class _Pipe:
 
 
 class SimConnection:
-    """A connection of one channel to one server. One end may know that it is cut while the other does not."""
+    """A connection of one channel to one server. Only one of its ends may know that it is cut."""
 
     def __init__(self, network: Network, channel: SimChannel, server: SimServer) -> None:
         self.network = network
@@ -365,7 +364,7 @@ class SimConnection:
         network._connections[self] = None
 
     def client_lost(self, reason: str) -> None:
-        """Fail the client's end: its calls end, and the server hears of it if it can."""
+        """Fail the client's end: its calls end. If the client lives, the server gets to know of it."""
         if not self.client_open:
             return
         self.client_open = False
@@ -377,7 +376,7 @@ class SimConnection:
             call.finish(_Code.UNAVAILABLE, reason)
 
     def server_lost(self) -> None:
-        """Fail the server's end: no process is there to answer."""
+        """Fail the server's end: its handlers are cancelled. If the server lives, the client gets to know."""
         if not self.server_open:
             return
         self.server_open = False
@@ -394,7 +393,7 @@ class SimConnection:
             self.network._connections.pop(self, None)
 
     def suspect(self) -> None:
-        """Look again when pings have gone unanswered: one end may hear nothing of the other."""
+        """Let each end check its pings some seconds from now. An end that has no answer fails."""
         rng, now = self.network.rng, self.network.loop.now
         if self.client_open:
             wait = rng.uniform(*_CLIENT_SILENCE_S)
@@ -440,7 +439,7 @@ class _Connecting:
             self._ask(server, _SYN_S)
 
     def _ask(self, server: SimServer, again_s: float) -> None:
-        """Send what a connection begins with. While it or its answer is lost, TCP sends it again."""
+        """Send the first packet of a connection. Send it again while the packet or its answer is lost."""
         network, node = self._channel.network, self._channel.node
         links = (node.name, server.node.name), (server.node.name, node.name)
         if self.over:
@@ -662,7 +661,7 @@ class SimCall:
         self._half_closed = False
         self._callbacks: list[Callable[[Any], None]] = []
         self._requests: list[bytes] | None = None
-        """All requests; None if they are written."""
+        """All requests, encoded; None if the caller writes them one by one."""
         self._deadline: Handle | None = None
         self._attached = _Waiters(network.loop)
         self._ended = _Waiters(network.loop)
@@ -684,7 +683,7 @@ class SimCall:
         self._channel.start(self)
 
     def attach(self, connection: SimConnection) -> None:
-        """Send what begins the call: the channel is connected."""
+        """Begin the call at the server, since the channel is connected now."""
         if self._status is not None:
             return
         self._connection = connection
@@ -723,7 +722,7 @@ class SimCall:
         self.finish(_Code.DEADLINE_EXCEEDED, "Deadline Exceeded")
 
     def _reset(self) -> None:
-        """Say to the server that the call has ended."""
+        """Send to the server that the caller is gone."""
         if self.context is not None and self.up is not None and self._status is None:
             self.up.send(self._node, self.context.caller_gone)
 
@@ -857,7 +856,7 @@ class SimCall:
         self._raise_for_status()
 
     def send_now(self, content: bytes) -> bool:
-        """Send requests as a call of our HTTP/2 does. Refuse them at times, as a full socket does."""
+        """Send requests as a call of our HTTP/2 does. Sometimes refuse them, as a full socket does."""
         up = self.up
         if up is None or self._status is not None or self._half_closed:
             return False
@@ -1079,7 +1078,7 @@ class SimContext:
         return message if self._deserialize is None else self._deserialize(message)
 
     def send_now(self, content: bytes) -> bool:
-        """Take several messages as a call of our HTTP/2 does. Refuse them at times, as a full socket does."""
+        """Send responses as a call of our HTTP/2 does. Sometimes refuse them, as a full socket does."""
         down, messages = self.call.down, MessageQueue(MESSAGE_BYTES_MAX)
         if self._gone or self._finished or down.full:
             return False
@@ -1135,7 +1134,7 @@ class SimServer:
         self._whole = WholeCalls(self, self._idle.wake)
 
     def add_generic_rpc_handlers(self, handlers: Sequence[Any], admit: Any = None) -> None:
-        """Serve the methods of ``handlers``, too. They authorize their callers, without ``admit`` as well."""
+        """Serve the methods of ``handlers``, too. Ignore ``admit``: the handlers also check their callers."""
         del admit
         self._handlers += handlers
 
@@ -1152,7 +1151,7 @@ class SimServer:
         await _yield()
 
     async def stop(self, grace: float | None) -> None:
-        """Refuse new calls, give those that run ``grace`` seconds, then cancel them."""
+        """Refuse new calls. Let running calls end within ``grace`` seconds, then cancel them."""
         self._stopped = True
         self.listening = False
         self.network.unlisten(self.address, self)
@@ -1259,7 +1258,7 @@ class SimServer:
 
 
 class _Details:
-    """What generic handlers are asked with."""
+    """The argument by which a server asks a generic handler for a method."""
 
     __slots__ = ("invocation_metadata", "method")
 

@@ -194,7 +194,7 @@ class QueryClients:
     async def _ask(
         self, client: int, channel: Any, query: ShardQuery, *, final: bool = False
     ) -> SeenRows | None:
-        """Ask, and keep the answer. Return None for an error. Faults do not explain `NEVER_PASSED_ON`."""
+        """Ask, and keep the answer. Return None for an error. A code of `NEVER_PASSED_ON` is a finding."""
         asked_at = self._loop.now
         call = StatesOfShard(channel).State(
             AskState(query.shard), timeout=_ASK_S, metadata=metadata_of(query)

@@ -23,7 +23,7 @@ _ROUNDING_S: Final = 0.001
 
 @dataclass(frozen=True, slots=True)
 class WrongRows:
-    """An answer that no right member gives."""
+    """What is wrong about an answer."""
 
     what: str
     details: str
@@ -31,11 +31,11 @@ class WrongRows:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """A commit of a promotion, or what it restored."""
+    """A state of a shard: what a promotion restored, or what one of its transactions left."""
 
     promotion: Promotion
     count: int
-    """Number of its transactions until then."""
+    """Number of the promotion's transactions until then."""
     rows: Rows | None
 
     @property
@@ -102,7 +102,7 @@ class QueryJudge:
     # Single answers.
 
     def _of_no_commit(self, answer: SeenRows) -> WrongRows:
-        """Compare an answer with the last state of the same offsets, or else with the last state of all."""
+        """Compare an answer, which no commit left, with the last state of the same offsets, or of any."""
         offsets = sources_of_state(answer.rows)
         places = self._all[answer.shard]
         alike = [place for place in places if sources_of_state(place.rows) == offsets]
@@ -123,7 +123,7 @@ class QueryJudge:
         )
 
     def _too_stale(self, answer: SeenRows, places: Sequence[_Place]) -> WrongRows | None:
-        """Require that the answer has each commit that is older than the age that the answer gives itself."""
+        """Require that an answer of some staleness has each commit that was durable so long before."""
         allowed = answer.max_staleness_s or 0.0
         if answer.staleness_s > allowed + _ROUNDING_S:
             return WrongRows(
@@ -215,7 +215,7 @@ class QueryJudge:
         )
 
     def _is_before(self, place: _Place, later: _Place) -> bool:
-        """Return True if a state led to another one, on every way that may have led there."""
+        """Return True if a state is before ``later`` in each sequence that may have led to ``later``."""
         return all(
             any(
                 len(chain) < len(later_chain) and chain == later_chain[: len(chain)]
@@ -225,7 +225,7 @@ class QueryJudge:
         )
 
     def _chains(self, places: Sequence[_Place]) -> Iterator[list[RecordedTransaction]]:
-        """Yield what may have led to some places: see `ShardHistory.effective`."""
+        """Yield the transactions that may have led to each of these states: see `ShardHistory.effective`."""
         for place in places:
             promotion = place.promotion
             if id(promotion) not in self._before:

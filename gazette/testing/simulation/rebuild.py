@@ -1,4 +1,4 @@
-"""The fault by which a shard's state is rebuilt from its history, as an operator does: by a backfill.
+"""The fault that rebuilds a shard's state from its history by a backfill, as an operator does.
 
 The shard is disabled. `BackfillRun` builds its state, appends it to the recovery log, and enables the shard.
 The journals that it reads are copies, since its tasks block. All else is shipped code.
@@ -37,7 +37,7 @@ _WITHIN_S: Final = 90.0
 """Virtual seconds after which a rebuild is given up."""
 _POLL_S: Final = 0.5
 _REFUSALS: Final = (NotAllowed, Conflict, Fenced, Unavailable, NotYet, TimeoutError)
-"""Errors of a backfill that faults explain: a zombie writes, or brokers do not answer in time."""
+"""Errors of a backfill that faults explain: for example a zombie has written, or brokers were too slow."""
 
 
 class _HerePool:

@@ -1,4 +1,4 @@
-"""Seeds of an application, some in each forked process, and the shortest story of a seed that fails."""
+"""Runs seeds of an application in forked processes, and finds the shortest story of a seed that fails."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from gazette.testing.simulation.story import Story
 from gazette.testing.simulation.user_code import UserSurroundings
 
 SLICE: Final = 12
-"""Seeds that one process simulates: it ends with all that they leave."""
+"""Number of seeds that one process simulates. Its end frees their garbage."""
 _ENDED: Final = ("hang", "death")
 """Causes of outcomes that a process cannot report itself: it hangs, or has died."""
 _FRAME: Final = re.compile(r'File "(.+)", line (\d+) in (.+)')
@@ -38,11 +38,11 @@ _ATTEMPT_S: Final = 20.0
 
 
 class SeedResult(msgspec.Struct):
-    """What one seed came to."""
+    """The result of one seed."""
 
     seed: int
     seconds: float
-    """Of the processor."""
+    """Processor time."""
     digest: str
     sends: int
     faults: list[str]
@@ -114,7 +114,7 @@ def run_seed(
 ) -> SeedResult:
     """Run one seed, or the part of its story with these messages and faults.
 
-    Collect no garbage: the process simulates a few seeds, and ends.
+    Garbage is not collected. So a process should simulate a few seeds, and end.
     """
     gc.disable()
     begun = time.process_time()
@@ -181,7 +181,7 @@ def shortest(
             ),
         )
         if tried.cause in _ENDED and elsewhere is not None:
-            elsewhere.close()  # It may owe an answer.
+            elsewhere.close()  # Its answer to the dead process may still come.
         if tried.cause == "hang" or tried.seconds > _ATTEMPT_S:
             left = 0
         if tried.what and tried.key == outcome.key:
@@ -221,7 +221,7 @@ def shortest(
 def run_seeds(
     setup: Setup, seeds: Iterable[int], elsewhere: Elsewhere | None
 ) -> Generator[SeedResult, None, None]:
-    """Yield the outcome of each seed, in order. Closed early, it ends what runs."""
+    """Yield the outcome of each seed, in order. If it is closed early, it kills the running process."""
     waiting = iter(seeds)
     first = True
     while True:
@@ -286,7 +286,7 @@ def _death(seed: int, report: str, status: int) -> SeedResult:
     elif code < 0:
         what = f"its process dies by {signal.Signals(-code).name}"
     threads = [_FRAME.findall(thread) for thread in report.split("\n\n")]
-    # Threads that run the user's code come first, then those for which that code waits.
+    # First the threads that run the user's code, and then threads that this code waits for.
     stacks = sorted(threads, key=lambda frames: not (frames and is_user_file(frames[0][0])))
     places = [
         f"{shown_path(file)}:{line} in {name}"

@@ -38,7 +38,7 @@ from gazette.testing.simulation.fold import initialize, source_framing
 from gazette.testing.simulation.load import MessageLoad
 
 SHARDS_MAX: Final = 2
-"""Most shards of one seed: each seed draws them from all shards."""
+"""Greatest number of shards of one seed, which draws them from all shards."""
 _SETTINGS: Final = SpecSettings(stores=("s3://simulated/",), replication=1, hot_standbys=0)
 _FRAGMENT: Final = FragmentSpec(
     length=1 << 22,
@@ -66,7 +66,7 @@ class DrawnMessage:
 
 @dataclass(slots=True)
 class Setup:
-    """All that is the same for each seed."""
+    """The application, and all else that is the same for each seed."""
 
     new_application: Callable[[], Application[Any]]
     journals: list[JournalSpec]
@@ -81,7 +81,7 @@ class Setup:
     database: Any = None
     """The `SQLServer` with a database of its own for each run; None: a SQLStore is refused."""
     timeout_s: float = 120.0
-    """Seconds after which a seed that still runs has failed. They are those of the machine's clock."""
+    """Seconds of real time after which a seed that still runs has failed."""
     _application: Application[Any] = field(init=False)
     _skips_poison: bool | None = None
     """None until it is known."""
@@ -207,7 +207,7 @@ class Setup:
         return self._skips_poison
 
     def rehearse(self) -> None:
-        """Make the stores of all shards once, so that copies of the database have the tables that this makes.
+        """Make the stores of all shards once: copies of the database then have the tables that stores create.
 
         Raise ``Invalid`` if the application raises.
         """

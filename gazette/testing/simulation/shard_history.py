@@ -26,12 +26,12 @@ from gazette.runtime.tasks import OpFuture
 from gazette.testing.simulation.states import Rows, left_state
 
 _CHAINS_MAX: Final = 6
-"""Most possibilities for what led to a state."""
+"""Greatest number of sequences of transactions that are tried for one state."""
 
 
 @dataclass(frozen=True, slots=True)
 class Consumed:
-    """Messages of one source that were consumed, or a timer that fired; else the end of the transaction."""
+    """One step of a transaction: messages of one source were consumed, a timer fired, or it ended."""
 
     now: float
     """The time that `shard.now` shows. Without timers, the wall clock."""
@@ -46,7 +46,7 @@ class Consumed:
     """Begin and end of each message in its journal."""
     timer: Timer | None = None
     looks: tuple[tuple[int, float], ...] = ()
-    """Each time that `shard.now` showed, and the begin of the message. Empty if all are ``now``."""
+    """Begin of the message, and time, whenever `shard.now` was read. Empty if all times are ``now``."""
 
     @property
     def is_end(self) -> bool:
@@ -111,13 +111,13 @@ class Rebuilt:
     wall: float
 
     def is_of(self, restored: Checkpoint) -> bool:
-        """Return True if a restored checkpoint may be that of the state."""
+        """Return True if a restored checkpoint may be the one of this rebuilt state."""
         offsets = {name: source.read_through for name, source in restored.sources.items()}
         ends = {name: end for name, end in self.ends.items() if end or name in offsets}
         return not restored.ack_intents and offsets == ends
 
     def applied(self, chain: Sequence[RecordedTransaction]) -> list[RecordedTransaction]:
-        """Return the transactions with the messages of `spans` only. The last one has all that are left."""
+        """Return the transactions, with only messages of `spans`. A further one has those that they lack."""
         left = {(journal, span) for journal, spans in self.spans.items() for span in spans}
         transactions = []
         for transaction in chain:
@@ -176,17 +176,16 @@ class ShardHistory:
                 yield from transaction.steps
 
     def effective(self, promotion: Promotion) -> list[list[RecordedTransaction]]:
-        """Return the transactions that led to the state of a promotion, in order. Likelier ones come first.
+        """Return the sequences of transactions that may have led to a promotion's state, likelier ones first.
 
-        There are several possibilities if transactions changed no offset, as those of timers: a restored
-        checkpoint may then be that of any of them. The list is empty if no earlier promotion has committed
-        what this one restored.
+        There are several if transactions changed no offset, such as those of timers: then all of these have
+        the restored checkpoint. The list is empty if no earlier promotion had committed that checkpoint.
         """
         own = [each for each in promotion.transactions if each.checkpoint is not None]
         return [[*before, *own] for before in self.leading_to(promotion)]
 
     def leading_to(self, promotion: Promotion) -> list[list[RecordedTransaction]]:
-        """Return the transactions that led to what a promotion restored: see `effective`."""
+        """Return the sequences that may have led to what a promotion restored: see `effective`."""
         return list(islice(self._leading_to(promotion), _CHAINS_MAX))
 
     def note_rebuilt(self, rebuilt: Rebuilt) -> None:
@@ -194,7 +193,7 @@ class ShardHistory:
         self._rebuilt.append((len(self.promotions), rebuilt))
 
     def since_rebuilt(self, shard_id: str) -> list[RecordedTransaction] | None:
-        """Return the transactions since a backfill was about to replace the state; None if none was."""
+        """Return the transactions since the last backfill of a shard began; None without a backfill."""
         begins = [before for before, rebuilt in self._rebuilt if rebuilt.shard_id == shard_id]
         if not begins:
             return None
@@ -209,7 +208,7 @@ class ShardHistory:
     def _leading_to_restored(
         self, shard_id: str, restored: Checkpoint, index: int, number: int
     ) -> Iterator[list[RecordedTransaction]]:
-        """Yield what led to a checkpoint by the first ``index`` promotions and ``number`` rebuilds."""
+        """Yield what may have led to a checkpoint in so many first promotions and rebuilds."""
         if not restored.sources and not restored.ack_intents:
             yield []
         for position in reversed(range(number)):
@@ -374,15 +373,14 @@ def _is(value: object, other: object) -> bool:
 
 
 def _are_same(checkpoint: Checkpoint, other: Checkpoint) -> bool:
-    """Compare the parts that transactions change. In other parts, a restored checkpoint differs from a
-    written one."""
+    """Compare only the parts that transactions change: in other parts, a restored checkpoint differs."""
     return (checkpoint.sources, checkpoint.ack_intents) == (other.sources, other.ack_intents)
 
 
 @contextlib.contextmanager
 def wrapped(owner: type, name: str, around: Callable[..., Any]) -> Iterator[None]:
-    """Let calls of a method go through ``around`` within the block: ``around`` gets the method, and then the
-    arguments of the call. Reading a property counts as a call."""
+    """Call ``around`` in place of a method within the block, with the method as its first argument. Replace
+    a property likewise: each read of it is a call."""
     original = vars(owner)[name]
     is_property = isinstance(original, property)
     function: Any = original.fget if is_property else original

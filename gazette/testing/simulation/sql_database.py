@@ -1,7 +1,7 @@
 """The database of one run or one fold, and its sessions.
 
-Each simulated process has pools of its own, and its sessions end with it. A statement that waits for a lock
-waits in virtual time: the server gives up at once, and the statement is tried again later.
+Each simulated process has pools of its own, and its sessions end with it. A wait for a lock takes virtual
+time: the server fails the statement at once, and the statement is tried again later.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from gazette.testing.simulation.states import Rows, rows_of
 from gazette.testing.simulation.storage import SIMULATED
 
 _SETTINGS: Final = "SET lock_timeout = '10ms'; SET synchronous_commit = off"
-"""Nothing else runs while a statement waits in the server, so that a longer wait changes nothing. No server
-crashes, so that no commit waits for its disk."""
+"""While a statement waits in the server, nothing else runs: a longer wait could not get the lock. The server
+does not crash, so no commit needs to wait for its disk."""
 _LOCKED: Final = "55P03"
 _WAIT_S: Final = (0.05, 1.0)
 """First and longest time between two attempts of a statement that waits for a lock."""
@@ -37,7 +37,7 @@ _CONTROLS: Final = frozenset(
     {"SAVEPOINT", "RELEASE", "ROLLBACK", "COMMIT", "BEGIN", "START", "END", "ABORT", "PREPARE"}
     | {"SET", "SHOW"}
 )
-"""First words of statements that wait for no lock, and that a savepoint would change."""
+"""First words of statements that wait for no lock. A savepoint around them would change what they do."""
 _ENDS: Final = "pg_terminate_backend(pid)"
 _IDLE: Final = "state_change < clock_timestamp() - interval '1 second'"
 """Parts of the statement by which a store ends sessions of former owners that stand still."""
@@ -50,7 +50,7 @@ _COLUMNS: Final = """SELECT a.attname, EXISTS (SELECT FROM pg_index i WHERE i.in
     AND i.indisprimary AND a.attnum = ANY (i.indkey)) FROM pg_attribute a
     WHERE a.attrelid = {} AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum"""
 _EVENT_TIME: Final = 2
-"""Domain of the rows of timers that are no timers."""
+"""Domain in tables of timers whose rows are no timers."""
 
 
 def sqlstate(error: BaseException) -> str:
@@ -89,7 +89,7 @@ class SimDatabase:
     def __init__(self, server: Any, name: str) -> None:
         self.name = name
         self.is_connecting = False
-        """True while a driver connects: callbacks may do so, and use the network for nothing else."""
+        """True while a driver connects: for that, and nothing else, callbacks may use the network."""
         self.now: Callable[[], float] = lambda: 0.0
         self.pause: Callable[[float], bool] = lambda seconds: False
         """Lets virtual time pass for the caller. Returns False if the caller cannot wait."""
@@ -160,7 +160,7 @@ class SimDatabase:
             self._pools.pop(key)[1].dispose()
 
     def forget(self, connection: Any) -> None:
-        """Roll back now: the server would do so at any time after a session is closed."""
+        """Roll back a closed session now: the server would do so at some later time."""
         session = self._sessions.pop(id(connection), None)
         if session is not None:
             with contextlib.suppress(Exception):  # The server may have ended it.
@@ -189,7 +189,7 @@ class SimDatabase:
     # Statements.
 
     def run(self, connection: Any, statement: str, run: Callable[[str], object]) -> bool:
-        """Run a statement, and wait in virtual time for locks. Return False in another database."""
+        """Run a statement, and wait in virtual time for locks. Return False if it is for another database."""
         session = self._sessions.get(id(connection))
         if session is None:
             return False
@@ -228,7 +228,7 @@ class SimDatabase:
                 return True
 
     def _ending_idle(self, statement: str) -> str:
-        """Have a statement that ends sessions of former owners see virtual time, and wait for their end."""
+        """Return a statement. If it ends idle sessions, let it judge by virtual time, and await their end."""
         if _ENDS not in statement:
             return statement
         if _IDLE not in statement:

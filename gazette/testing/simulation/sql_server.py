@@ -147,7 +147,7 @@ class SQLServer:
 
     @contextlib.contextmanager
     def fresh(self) -> Iterator[SimDatabase]:
-        """Make a copy the database of all engines within the block. One at a time."""
+        """Connect all engines to a new copy within the block. Only one block runs at a time."""
         name = f"{self._prepared}_copy"
         if not self._emptied(name):
             self._command(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
@@ -160,7 +160,7 @@ class SQLServer:
             self._present = None
 
     def _emptied(self, name: str) -> bool:
-        """Empty the former copy, which is faster than to make another one. Return False if that cannot be."""
+        """Empty the former copy: that is faster than another copy. Return False if it cannot be emptied."""
         if self._definition is None:
             return False
         try:
@@ -292,7 +292,7 @@ class SQLServer:
         )
 
     def _run(self, context: Any, statement: str, run: Callable[[str], object]) -> bool:
-        """Run a statement. Return False if it is not one of the present database."""
+        """Run a statement. Return False if it is not for the present database."""
         if context.dialect.name != "postgresql" or self._present is None:
             return False
         connection = context.root_connection.connection.dbapi_connection

@@ -27,11 +27,11 @@ _OWN: tuple[str, ...] = (
     "gazette_definition",
     "sqlite_",
 )
-"""Tables whose content is not the application's. ``gazette_timer`` is."""
+"""Prefixes of tables whose content is not the application's. The content of ``gazette_timer`` is."""
 CHECKPOINT: Final = "gazette_checkpoint"
 """Table of a state that queries saw: its only row has the checkpoint."""
 _NO_STEP: Final = frozenset(".[]()'")
-"""Characters that a path gives a meaning: a key with one of them cannot stand in a path as it is."""
+"""Characters with a meaning in paths: a key with one of them is quoted there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Query:
         """The store of each shard, by its id."""
 
     def __call__(self, sql: str, bindings: Any = ()) -> list[tuple[Any, ...]]:
-        """Return the rows of all shards, whose stores are databases. A SQLStore has those of all shards."""
+        """Query the stores of all shards, and return all rows. One SQLStore has the rows of all shards."""
         stores = list(self.stores.values())
         if stores and all(map(_shares_rows, stores)):
             return [tuple(row) for row in stores[0].query(sql, bindings or None)]
@@ -94,9 +94,9 @@ def seen_state(store: Store, ignore: Collection[str] = ()) -> Rows | None:
 
 
 def left_state(store: Store, ignore: Collection[str] = ()) -> Rows | None:
-    """Return what `seen_state` must return from now on. Called on the shard's thread, after a commit.
+    """Return what `seen_state` must return from now on. The shard's thread calls this after a commit.
 
-    Methods of the user's subclass are not called.
+    This calls no methods of the user's subclass.
     """
     if not isinstance(store, SQLiteStore):
         return state_of(store, ignore)
@@ -239,7 +239,7 @@ def _leaves(value: Any, path: str, ignore: Collection[str]) -> list[tuple[str, s
 
 
 def _step(key: Any, path: str) -> str:
-    """Return the path of a key below another path. Keys that are no texts have other paths than texts."""
+    """Return the path of a key below another path. The key 1 has another path than the text "1"."""
     if not isinstance(key, str) or not key or _NO_STEP & set(key):
         return f"{path}[{key!r}]"
     return f"{path}.{key}" if path else key

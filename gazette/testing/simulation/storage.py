@@ -1,7 +1,7 @@
 """Threads, local disks and blob stores of a simulation.
 
-A blocking call runs in a thread of the system. Either the call runs or the loop, never both. When the call
-waits, for example for a slow disk, virtual time passes.
+A blocking call runs in a real thread, but never in parallel with other code. While the call runs, the loop
+stands still. While the call waits, its thread stands still, and the wait takes virtual time.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 SIMULATED: Final = "simulated"
-"""Name of the threads that run calls."""
+"""Name of the real threads that run calls."""
 _CALL_S: Final = 0.003
 _LOCK_S: Final = 0.01
 """Seconds between two looks at a lock that another call holds."""
 _AT_ONCE: Final = 0.9
-"""How many calls are performed at one instant, while nothing is wrong: threads cost time."""
+"""Share of the calls that run at once on the loop, while nothing is wrong: threads cost time."""
 _DIRECTORY: Final = Path("/spools")
 _local = threading.local()
 
@@ -76,7 +76,7 @@ class TurnThread:
         return worker
 
     def begin(self, call: Callable[[], None]) -> None:
-        """Run a call until it waits or ends. The thread is idle."""
+        """Run a call until it waits or ends. The thread must be idle."""
         self._call, self.unwinding = call, False
         self.resume()
 
@@ -113,20 +113,20 @@ class TurnThread:
 
 
 class Threads:
-    """What blocks in one node: the calls of its pools, or the node itself."""
+    """The threads of one node. A wait blocks the thread of its call, or the whole node."""
 
     def __init__(self, node: SimNode, rng: random.Random) -> None:
         self.node = node
         self.rng = rng
         self.troubled: Callable[[], bool] = lambda: False
-        """Return True while calls take longer than usual, so that they must not be performed at once."""
+        """Returns True while calls take longer than usual, so that they must not be performed at once."""
         self.locked = 0
         """Number of locks that calls hold. Then no call is performed at once: it could not wait for one."""
         self._waiting: dict[TurnThread, None] = {}
         self._at_once = False
 
     def wait(self, seconds: float) -> None:
-        """Block for that long: the thread of a pool, or else the node with all that is in it."""
+        """Block the thread of a pool for that long; on the loop, block the whole node."""
         if self._at_once:
             return
         if (worker := TurnThread.current()) is not None:
@@ -165,7 +165,7 @@ class Threads:
 
 
 class SimLock:
-    """A lock of calls that take virtual time. One of `threading` would block the loop's thread, too."""
+    """A lock for calls that take virtual time. A lock of `threading` would block the loop's thread, too."""
 
     def __init__(self, threads: Threads) -> None:
         self._threads = threads
@@ -245,11 +245,11 @@ class SpoolDisk:
     def __init__(self, threads: Threads) -> None:
         self.threads = threads
         self.full = False
-        """No space is left: what writes fails, perhaps after a part was written."""
+        """No space is left: writes fail, perhaps after a part was written."""
         self.broken = False
         """Reads and writes fail."""
         self.write_s = 0.0
-        """How long each operation takes."""
+        """Mean seconds of each operation."""
 
     def create(self) -> SimFile:
         self.work("create a spool file")
@@ -260,7 +260,7 @@ class SpoolDisk:
         return bool(self.write_s) or self.full or self.broken
 
     def work(self, doing: str, *, writes: bool = True) -> None:
-        """Take the time that an operation takes. Raise what the disk answers."""
+        """Wait as long as an operation takes. Raise the error of the disk, if it has one."""
         if self.write_s:
             self.threads.wait(self.write_s * (0.5 + self.threads.rng.random()))
         if self.full and writes and self.threads.rng.random() < 0.7:
@@ -313,11 +313,11 @@ class SimFile:
 
 @dataclass(slots=True)
 class StoreTrouble:
-    """What is wrong about a bucket now."""
+    """The faults of a bucket now."""
 
     error_chance: float = 0.0
     refuses: bool = False
-    """True if the store's errors are of a kind that waiting does not end, such as expired credentials."""
+    """True if the store's errors do not end by waiting, such as those of expired credentials."""
     lost_answer_chance: float = 0.0
     """Chance of a put that is performed, and answered as failed."""
     delay_s: float = 0.0
@@ -328,7 +328,7 @@ class StoreTrouble:
 
 @dataclass(slots=True)
 class Bucket:
-    """The objects of one blob store, which all nodes share. ``puts`` has each object's first content."""
+    """The objects of one blob store, which all nodes share. ``elsewhere`` has those put while unmounted."""
 
     name: str
     objects: dict[str, tuple[bytes, int]] = field(default_factory=dict)
@@ -358,7 +358,7 @@ class Bucket:
 
 
 class SimStore:
-    """A `gazette.blobs.blob_store.BlobStore`: a bucket as one process sees it, which ``user`` names."""
+    """A `gazette.blobs.blob_store.BlobStore`: a bucket as the process ``user`` sees it."""
 
     def __init__(self, bucket: Bucket, threads: Threads, loop: VirtualLoop, user: str = "") -> None:
         self._bucket = bucket
@@ -367,7 +367,7 @@ class SimStore:
         self._loop = loop
 
     def _work(self) -> None:
-        """Take the time that a request takes. Raise what the store answers."""
+        """Wait as long as a request takes. Raise the error of the store, if it has one."""
         rng = self._threads.rng
         trouble = self._bucket.trouble
         self._threads.wait(rng.expovariate(1.0) * 0.01 + rng.random() * trouble.delay_s)

@@ -28,13 +28,13 @@ POINTS: Final = (
     "transaction.acknowledged",
     "promotion.opened",
 )
-"""Failpoints at which members are killed or held."""
+"""Failpoints at which members are killed, or stand still."""
 _SQL_POINTS: Final = (*POINTS, "sql.committing", "sql.committing", "sql.committed", "sql.committed")
 _MESSAGES: Final = (12, 20, 30, 40)
 _DRAWS_MAX: Final = 100
 """Greatest number of draws of messages until one of them reaches a shard."""
 TO_TIMER: Final = 1
-"""Number of a fault by which time passes until the next timer."""
+"""Value of `PlannedFault.number` with which time passes until the next timer."""
 _LATER_S: Final = (70.0, 1900.0)
 _FAULTS: Final = (0, 1, 1, 2, 2, 3, 4)
 
@@ -60,7 +60,7 @@ class FaultForm(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PlannedFault:
-    """One fault. ``at`` is its time in seconds; ``number`` of passes or calls before it strikes."""
+    """One fault. ``at`` is its time in seconds. ``number`` says at which pass or call it strikes."""
 
     form: FaultForm
     at: float
@@ -137,7 +137,7 @@ class Send:
 
 @dataclass(slots=True)
 class Story:
-    """One seed as a whole."""
+    """All that happens in one seed."""
 
     seed: int
     members: list[str]
@@ -184,7 +184,7 @@ class Story:
             for at, each in zip(times, sent, strict=False):
                 form, producer = _send_form(kinds, poison=poison), kinds.randrange(2)
                 if setup.load is not None:
-                    # The messages may be a protocol: they keep their order, and none is missing.
+                    # A user's messages may depend on each other: keep their order, and leave none out.
                     producer = 0
                     form = form if form in _COMMITTED else SendForm.ALONE
                 story.sends.append(Send(at, each, form, producer))
@@ -236,7 +236,7 @@ def _send_form(rng: random.Random, *, poison: bool) -> SendForm:
 
 
 def _passing_time(rng: random.Random, host: str, span_s: float) -> list[PlannedFault]:
-    """Draw when the time of timers passes faster than that of all else."""
+    """Draw faults by which the clocks of members and publishers jump ahead together."""
     return [
         PlannedFault(
             FaultForm.LATER,
@@ -251,7 +251,7 @@ def _passing_time(rng: random.Random, host: str, span_s: float) -> list[PlannedF
 
 
 def _rebuilds(rng: random.Random, host: str, span_s: float) -> list[PlannedFault]:
-    """Draw when states are rebuilt from their histories."""
+    """Draw faults by which states are rebuilt from their histories."""
     return [
         PlannedFault(FaultForm.REBUILD, rng.uniform(2.0, span_s + 2.0), host, 0.0, "", number)
         for number in range(rng.choice((0, 0, 1, 1, 2)))

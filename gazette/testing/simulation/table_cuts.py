@@ -1,6 +1,6 @@
-"""Other tables of the messages that a `TableApplication` has consumed: results must not depend on their ends.
+"""Cuts what a `TableApplication` consumed into other tables: results must not depend on where tables end.
 
-A fold makes its tables of decoded messages, and members make theirs of columns. So a seed compares both.
+A fold makes tables of decoded messages, and a member makes them of columns. So a seed compares both ways.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gazette.consumer.transaction.shard_timers import defines_timers
 from gazette.testing.simulation.shard_history import Consumed
 
 _ROWS: Final = (1, 1, 2, 3, 5, 8, 40)
-"""Most rows of a table: each draws one of these."""
+"""Greatest numbers of rows: one of them is drawn for each table."""
 
 
 def takes_tables(application: Application[Any]) -> bool:

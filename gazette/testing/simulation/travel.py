@@ -1,4 +1,4 @@
-"""Time travel in a simulation: a log gives for a former moment the state that its commit left."""
+"""Time travel in a simulation: a log must give, for a former moment, the state that its commit left."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Logs:
 
 @dataclass(frozen=True, slots=True)
 class WrongMoment:
-    """A moment whose state is not the one that it had."""
+    """A former moment for which the log gives another state than the shard had."""
 
     what: str
     details: str
@@ -87,8 +87,8 @@ class TimeTraveller:
     ) -> WrongMoment | None:
         """Go back to a commit of a shard: to its offsets of sources, to its end in the log, and to its time.
 
-        ``chains`` are the possibilities for what led to the shard's last state. ``rebuilt`` are the
-        transactions since a backfill; earlier ones are left out. Return None if all is right.
+        ``chains`` are the sequences of transactions that may have led to the shard's last state. ``rebuilt``
+        are the transactions since a backfill: go back to none before. Return None if all is right.
         """
         store, hints = promotion.callbacks.store, self._logs.hints.get(spec.id, [])
         if not spec.recovery_log or not chains[0] or chains[0][-1].left is None:
@@ -118,7 +118,7 @@ class TimeTraveller:
 
     @staticmethod
     def _moments(chosen: RecordedTransaction, before: int) -> Iterator[Moment]:
-        """Yield the moments of one commit: its offsets of sources, and some bytes before its end."""
+        """Yield moments of a commit: its offsets of sources, and a place ``before`` bytes before its end."""
         assert chosen.checkpoint is not None
         sources = chosen.checkpoint.sources
         if sources:
@@ -152,7 +152,7 @@ class TimeTraveller:
 
 
 def _states_at(chain: Sequence[RecordedTransaction], moment: Moment) -> Iterator[Rows | None]:
-    """Yield the states that a moment may have, of commits in order."""
+    """Yield the states that a moment may have, if these transactions led there."""
     before: Mapping[str, int] = moment.read_through or {}
     last: RecordedTransaction | None = None
     unknown: list[RecordedTransaction] = []
@@ -179,6 +179,6 @@ def _states_at(chain: Sequence[RecordedTransaction], moment: Moment) -> Iterator
 
 
 def _states_from(chain: Sequence[RecordedTransaction], rows: Rows | None) -> list[Rows | None]:
-    """Return the states of commits from the first one that left some rows."""
+    """Return the states of all commits from the first one that left these rows."""
     states = [each.left for each in chain]
     return states[states.index(rows) :] if rows in states else []

@@ -1,7 +1,7 @@
 """The surroundings of the user's code in a simulation: its time, its random numbers, and what it must not do.
 
-Names in the user's own modules that mean the system's clock mean the simulated one within a run. So a run is
-the same in each process, and a fold at another time shows what depends on the time.
+Within a run, names of the system's clock in the user's modules mean the simulated clock. So a run is the same
+in each process, and a fold at another time shows what depends on the time.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class UserSurroundings:
     """The surroundings in this process, for one seed."""
 
     present: UserSurroundings | None = None
-    """The one that is attached: hooks of the interpreter cannot be removed."""
+    """The surroundings that are attached now: a hook of the interpreter reads them, and stays installed."""
     _is_hooked = False
 
     def __init__(self, seed: int) -> None:
@@ -50,7 +50,7 @@ class UserSurroundings:
         self.shift_s = 0.0
         """Seconds to add to the simulation's time: the user's code sees the sum."""
         self.fail_after = 0
-        """Number of calls until one fails; 1 is the next call, 0: no call fails."""
+        """Number of the call that fails, counted from now: 1 is the next call. With 0, no call fails."""
         self.on_failed_call: Callable[[], object] = lambda: None
         self.is_folding = False
         self.database: Any = None
@@ -64,7 +64,7 @@ class UserSurroundings:
         pause: Callable[[float], object],
         on_finding: Callable[[str, str, str], object],
     ) -> None:
-        """Set the clock, what sleeps, and what is called with each forbidden act, its place and a hint."""
+        """Set the clock, the function that sleeps, and the one that notes forbidden acts."""
         self._now, self._pause, self._on_finding = now, pause, on_finding
 
     def now(self) -> float:
@@ -101,7 +101,7 @@ class UserSurroundings:
                 os.urandom = random._urandom = before[2]  # type: ignore[attr-defined]
 
     def _call(self, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """Make a call of a store or publisher. Fail if a failure is due, and the user's code has called."""
+        """Call a method of a store or publisher. Raise if that failure is due, and the user's code called."""
         if self.fail_after and TurnThread.current() is not None:
             caller = sys._getframe(2).f_code.co_filename
             if _is_user_file(caller):
@@ -112,7 +112,7 @@ class UserSurroundings:
         return call(*args, **kwargs)
 
     def _start_thread(self, start: Callable[..., None], thread: threading.Thread) -> None:
-        """Refuse a thread that a callback starts. Those of the simulation have no such caller."""
+        """Refuse a thread that a callback starts. Threads with the name `SIMULATED` are the simulation's."""
         if thread.name != SIMULATED and (place := self._place_of_callback()):
             self._on_finding("a callback starts a thread", place, "thread")
             raise RuntimeError("a simulation has no threads of the application")
@@ -121,7 +121,7 @@ class UserSurroundings:
     def _open_database(
         self, call: Callable[..., None], store: Any, *args: Any, **options: Any
     ) -> None:
-        """Refuse a store in a database if none is given, before a transaction changes what others read."""
+        """Refuse a SQLStore if no database is given: it would change the user's own database."""
         if self.database is None:
             raise self._needs_database()
         call(store, *args, **options)
@@ -189,7 +189,7 @@ def _failing_calls() -> list[tuple[type, str]]:
 
 
 def _substitutes(user: UserSurroundings) -> dict[int, Any]:
-    """Return what stands for the system's clocks, by the identities of the originals."""
+    """Return the substitutes of the system's clocks, by the identities of the originals."""
     real = datetime.datetime
 
     class SimulatedDatetime(datetime.datetime, metaclass=_RealInstances):
@@ -231,7 +231,7 @@ def _substitutes(user: UserSurroundings) -> dict[int, Any]:
 
 
 class _RealInstances(type):
-    """Makes instances of the real class, and has them for its own. The user's classes may derive from it."""
+    """The metaclass of substitutes: they make real instances, and count these as theirs. Users may derive."""
 
     real_class: type
 

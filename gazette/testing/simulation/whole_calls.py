@@ -1,8 +1,7 @@
 """Calls that arrive as a whole at a simulated server, as `gazette.net.grpc.whole_call` has them.
 
-A call is whole if its end arrives within `GATHER_S` of its beginning. The server offers those that have
-become whole in one moment together. A moment may last a little: a real loop is busy, and then reads all of a
-socket.
+A call is whole if its end arrives within `GATHER_S` of its beginning. The server offers calls together that
+become whole at nearly the same time: a real loop may be busy for a while, and then reads all of a socket.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ Metadata = tuple[tuple[str, str], ...]
 
 _Code: Final = grpc.StatusCode
 _BUSY_S: Final = (0.0, 0.002, 0.01)
-"""Longest time for which a loop is busy before it reads what has arrived."""
+"""Seconds for which a loop may be busy before it reads what has arrived."""
 
 
 class SimWholeCall:
@@ -44,7 +43,7 @@ class SimWholeCall:
             self._calls.complete(self)
 
     def messages(self) -> list[bytes] | None:
-        """Return the encoded requests. They stay for a task to read, if it must."""
+        """Return the encoded requests. A task can still read them after `hand_back`."""
         requests: list[bytes] = self._requests.waiting()
         self.received = len(requests)
         return requests

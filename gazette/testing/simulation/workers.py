@@ -1,8 +1,8 @@
-"""The threads of shards, in a simulation: real threads of which one at a time runs, when the loop says so.
+"""The threads of shards in a simulation: real threads, of which only one runs at a time.
 
-Code of a shard blocks in ordinary calls, so it needs a stack of its own. The virtual loop gives its turn to a
-worker's thread. It gets the turn back when the thread waits, or has nothing to do. A turn is a callback of
-the worker's node. It comes after a random delay, not while the node is held, and never once the node is dead.
+Code of a shard blocks in ordinary calls, so it needs a stack of its own. The virtual loop gives a turn to a
+worker's thread, and goes on when that thread waits or has nothing to do. A turn is a callback of the worker's
+node. It comes after a random delay, not while the node is held, and never after the node is killed.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class SimWorker:
         self._thread: TurnThread | None = None
         """The thread; None until the first turn, and once the worker has ended."""
         self.stall_chance = 0.0
-        """How often a turn comes late by up to ``stall_s``, as on a machine that is busy."""
+        """Share of the turns that come late by up to ``stall_s``, as on a busy machine."""
         self.stall_s = 0.0
 
     # The methods that the code of shards calls.
@@ -96,7 +96,7 @@ class SimWorker:
 
     @property
     def is_current(self) -> bool:
-        """Whether the caller runs on this worker."""
+        """True if the caller runs on this worker."""
         return self._thread is not None and TurnThread.current() is self._thread
 
     # Turns.
@@ -153,7 +153,7 @@ class SimWorker:
             pass
         finally:
             self._over = True
-            self._thread = None  # Others use it again.
+            self._thread = None  # Other calls may use the thread now.
 
     def _perform(self, fn: Callable[[], Any], future: OpFuture[Any]) -> None:
         if not future.set_running_or_notify_cancel():
@@ -175,7 +175,7 @@ class SimWorker:
 
 
 class _SimCondition(threading.Condition):
-    """What functions of one worker wait for. Others notify it, on their turn or on the loop."""
+    """A condition on which one worker waits. Other workers notify it on their turns, or code on the loop."""
 
     def __init__(self, worker: SimWorker) -> None:
         super().__init__()

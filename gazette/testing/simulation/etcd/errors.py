@@ -1,4 +1,4 @@
-"""Name the refusals of etcd: their gRPC codes and texts are those of etcd 3.5."""
+"""The refusals of etcd, with the gRPC codes and texts of etcd 3.5."""
 
 from __future__ import annotations
 

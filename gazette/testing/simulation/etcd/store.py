@@ -44,7 +44,7 @@ class EtcdStore:
         self.leases = Leases(lease_ttl_min_s)
         self.observers: list[Callable[[int, Sequence[Event]], None]] = []
         self.expires = False
-        """Whether the present write ends a lease whose time is over, and not one that is given back."""
+        """True if the present write ends a lease whose time is over, and not one that is given back."""
         self._keys: list[bytes] = []
         self._histories: dict[bytes, list[_Version]] = {}
         self._log: list[tuple[int, tuple[Event, ...]]] = []

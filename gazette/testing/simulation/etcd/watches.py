@@ -244,7 +244,7 @@ class WatchStream:
             self._buffer(part)
 
     def _buffer(self, response: rpc_pb2.WatchResponse) -> None:
-        # Keep the order of writes: a response without a delay waits behind delayed ones.
+        # Responses keep their order: one without a delay waits behind one with a delay.
         self._buffered.append(DueResponse(self.now() + self.delay_s, response))
 
     def _header(self) -> rpc_pb2.ResponseHeader:
@@ -252,7 +252,7 @@ class WatchStream:
 
 
 def _fragments(response: rpc_pb2.WatchResponse) -> list[rpc_pb2.WatchResponse]:
-    """Split a response that is too large for one message; all but the last say ``fragment``."""
+    """Split a response that is too large for one message. All parts but the last have ``fragment`` set."""
     if response.ByteSize() < FRAGMENT_BYTES:
         return [response]
     fragments: list[rpc_pb2.WatchResponse] = []
