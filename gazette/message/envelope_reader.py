@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, Typ
 
 from gazette.client.journals import get_journal
 from gazette.client.read.reader import OffsetJump, ReadParams
+from gazette.client.waits import once_known
 from gazette.errors import Corrupt, Invalid, NotYet
 from gazette.labels import CONTENT_TYPE, MESSAGE_TIME, MESSAGE_UUID
 from gazette.message.envelope import Envelope, EnvelopeDecoder
@@ -76,7 +77,8 @@ class MessageForm(NamedTuple, Generic[M]):
         declared time. Raise `NotFound` without that journal. Raise `Invalid` if the content type is unknown,
         or cannot hold the type. Errors of listing reach the caller.
         """
-        labels = (await get_journal(client, journal)).spec.labels
+        listed = await once_known(client, journal, lambda: get_journal(client, journal))
+        labels = listed.spec.labels
         place = self.uuid or labels.value_of(MESSAGE_UUID) or ""
         try:
             framing = framing_of(
