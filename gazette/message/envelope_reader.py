@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, Typ
 from gazette.client.journals import get_journal
 from gazette.client.read.reader import OffsetJump, ReadParams
 from gazette.client.waits import once_known
-from gazette.errors import Corrupt, Invalid, NotYet
+from gazette.errors import Corrupt, Invalid, NotYet, Unavailable
 from gazette.labels import CONTENT_TYPE, MESSAGE_TIME, MESSAGE_UUID
 from gazette.message.envelope import Envelope, EnvelopeDecoder
 from gazette.message.framing.frames import Framing, MalformedMessage
@@ -41,6 +41,8 @@ BATCH_MAX: Final = 4096
 _READ_BYTES_MAX: Final = 1 << 20
 _NOT_YET_S: Final = 1.0
 """Seconds between two reads of bytes that no broker has."""
+_STALL_S: Final = 60.0
+"""Seconds for which a broker that has just started may not have bytes that were read before."""
 
 OnMalformed: TypeAlias = Callable[[MalformedMessage], None]
 """Callback for each malformed frame. Reading continues after the frame unless the callback raises."""
@@ -241,7 +243,8 @@ class CommittedReader(Generic[M]):
         """Yield non-empty batches, in order. Iterate this once.
 
         Asking for the next batch marks the former batch as consumed. Raise `Corrupt` if the journal has
-        lost messages of an open transaction. Other errors: see `MessageForm.resolve` and `read_batches`.
+        lost messages of an open transaction, and ``Unavailable`` if brokers lack some of them for a minute.
+        Other errors: see `MessageForm.resolve` and `read_batches`.
         """
         params, sequencer = self._params, self._sequencer
         framing, times = await self._form.resolve(self._client, params.journal)
@@ -311,7 +314,7 @@ class CommittedReader(Generic[M]):
 
 class _KnownBytes:
     """A source of bytes that were read before. While no broker has them, ask again: a broker that waits for
-    bytes does not tell the life of its journal."""
+    bytes does not tell the life of its journal. Raise ``Unavailable`` after `_STALL_S` seconds of it."""
 
     def __init__(self, client: Client, params: ReadParams) -> None:
         self._client = client
@@ -322,14 +325,30 @@ class _KnownBytes:
         return self._reader.offset
 
     async def read(self, max_bytes: int = 0, /) -> bytes:
+        journal, clock = self._reader.params.journal, self._client.clock
+        since: float | None = None
         while True:
             try:
                 piece = await self._reader.read(max_bytes)
                 self._client.waits.end(self)
                 return piece
             except NotYet as error:
-                self._client.waits.note(self, self._reader.params.journal, error)
-            await self._client.clock.sleep(_NOT_YET_S)
+                if since is None:
+                    since = clock.monotonic()
+                    log.warning(
+                        "%(journal)s: a transaction is read again, and waits for bytes: %(reason)s",
+                        {"journal": journal, "reason": error},
+                    )
+                if clock.monotonic() - since >= _STALL_S:
+                    raise Unavailable(
+                        f"brokers lack bytes of a transaction that were read before, for {_STALL_S:g} s",
+                        hint="Check the brokers of this journal, and its fragment store "
+                        "(`gazctl journals fragments`). Then read again.",
+                        journal=journal,
+                        offset=self.offset,
+                    ) from error
+                self._client.waits.note(self, journal, error)
+            await clock.sleep(_NOT_YET_S)
 
     def close(self) -> None:
         self._client.waits.end(self)
