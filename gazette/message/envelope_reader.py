@@ -22,7 +22,8 @@ from gazette.message.framing.frames import Framing, MalformedMessage
 from gazette.message.framing.framing import framing_of
 from gazette.message.labelled_time import labelled_time
 from gazette.message.message_time import MessageTime, TimeReader
-from gazette.message.sequencer.sequencer import ReplayRange, Sequencer
+from gazette.message.sequencer.sequencer import PRUNE_HORIZON_NS, ReplayRange, Sequencer
+from gazette.message.uuid import AGE_STEPS, clock_at, clock_span
 from gazette.protocol.checkpoint import SourceCheckpoint
 from gazette.protocol.ids import JournalName, Offset
 from gazette.protocol.journal_life import JournalLife
@@ -43,6 +44,8 @@ _NOT_YET_S: Final = 1.0
 """Seconds between two reads of bytes that no broker has."""
 _STALL_S: Final = 60.0
 """Seconds for which a broker that has just started may not have bytes that were read before."""
+
+_HORIZON: Final = clock_span(PRUNE_HORIZON_NS)
 
 OnMalformed: TypeAlias = Callable[[MalformedMessage], None]
 """Callback for each malformed frame. Reading continues after the frame unless the callback raises."""
@@ -210,7 +213,8 @@ class CommittedReader(Generic[M]):
     ``source`` is the `checkpoint` at which another such reader stopped. Without it, the reader begins at the
     offset of ``params``. A transaction is read twice if its first message is not among the last ``ring_size``
     ones when it commits. Acknowledgements are left out unless ``acknowledgements`` is set. For ``uuid`` and
-    ``time``, see `UncommittedReader`.
+    ``time``, see `UncommittedReader`. The reader forgets producers after 24 hours of silence, as shards do:
+    see `Sequencer.checkpoint`.
     """
 
     def __init__(
@@ -238,6 +242,8 @@ class CommittedReader(Generic[M]):
             params = replace(params, offset=max(params.offset, source.read_through))
         self._params = params
         self._sequencer: Sequencer[M] = Sequencer(sources, ring_size)
+        self._prune_at = 0
+        """Clock of the messages with which silent producers are forgotten next."""
 
     async def batches(self) -> AsyncGenerator[list[Envelope[M]], None]:
         """Yield non-empty batches, in order. Iterate this once.
@@ -253,6 +259,7 @@ class CommittedReader(Generic[M]):
         incoming = read_batches(source, params.journal, framing, times=times, on_malformed=skip)
         async with aclosing(incoming):
             async for queued in incoming:
+                self._prune(queued[-1].clock)
                 index = 0
                 while index < len(queued):
                     index = sequencer.queue_batch(queued, index)
@@ -271,6 +278,16 @@ class CommittedReader(Generic[M]):
     def consumed(self) -> None:
         """Mark the last batch as consumed now. Without this call, asking for the next batch marks it."""
         self._sequencer.consumed()
+
+    def _prune(self, clock: int) -> None:
+        """Forget silent producers once per hour of the journal. ``clock`` is that of its next messages."""
+        now_ns = int(self._client.clock.now() * 1e9)
+        step = _HORIZON // AGE_STEPS
+        latest = clock_at(now_ns) + _HORIZON
+        if clock > latest or clock < self._prune_at <= latest + step:
+            return  # Clocks beyond ``latest`` do not count, also if they did while ``now_ns`` was wrong.
+        self._sequencer.checkpoint(PRUNE_HORIZON_NS, now_ns)
+        self._prune_at = clock + step
 
     def _skip(self, error: MalformedMessage) -> None:
         assert self._on_malformed is not None
