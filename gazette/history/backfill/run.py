@@ -244,8 +244,8 @@ class BackfillRun:
         """Return the folded history, and a task for each shard.
 
         A new run stores its plan, and can be resumed from then on. A resumed run takes begins, ends,
-        token, verified shards and partitions from the stored plan. So it reads the same bytes. A dry run stores
-        nothing, and keeps no rows for a second pass.
+        token, verified shards and partitions from the stored plan. So it reads the same bytes. A dry run
+        stores nothing, and keeps no rows for a second pass.
         """
         # Make all checks that need no first pass before the plan is stored. So a refused run stores nothing.
         ids = [shard.spec.id for shard in listed]
