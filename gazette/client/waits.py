@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Final
 from weakref import WeakKeyDictionary
 
 from gazette.client.rpc.errors import status_of
@@ -11,15 +10,8 @@ from gazette.errors import GazetteError, NotFound
 from gazette.protocol.ids import split_journal_meta
 from gazette.runtime.clock import Clock
 
-if TYPE_CHECKING:
-    from gazette.client.access import BrokerAccess
-
-T = TypeVar("T")
-
 LAG_S: Final = 2.0
 """Seconds for which a broker may not know a new journal yet: its view of etcd lags behind."""
-_PAUSE_S: Final = 0.2
-"""Seconds to wait after an answer without the journal."""
 
 
 class Waits:
@@ -85,25 +77,6 @@ class Grace:
 
 class RepeatedCall:
     """The key in `Waits` of a call that has no object."""
-
-
-async def once_known(client: BrokerAccess, journal: str, look_up: Callable[[], Awaitable[T]]) -> T:
-    """Return the result of a look-up of journals. Repeat it while it raises ``NotFound``: see `Grace`.
-
-    Raise ``NotFound`` after that time. Other errors of ``look_up`` reach the caller at once.
-    """
-    grace, call = Grace(client.clock), RepeatedCall()
-    try:
-        while True:
-            try:
-                return await look_up()
-            except NotFound as error:
-                if not grace.covers(error):
-                    raise
-                client.waits.note(call, journal, error)
-            await client.clock.sleep(_PAUSE_S)
-    finally:
-        client.waits.end(call)
 
 
 def reason_of(error: Exception) -> str:

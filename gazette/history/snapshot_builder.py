@@ -12,8 +12,8 @@ from typing import Final, Literal
 from gazette.blobs.registry import BlobStores
 from gazette.client.client import Client
 from gazette.client.journals import FragmentsParams
+from gazette.client.new_journals import once_known
 from gazette.client.read.reader import WRITE_HEAD, ReadParams
-from gazette.client.waits import once_known
 from gazette.errors import Corrupt, Invalid, NotFound, NotYet
 from gazette.fragment.conflicts import FragmentCover
 from gazette.fragment.cover_set import CoverSet

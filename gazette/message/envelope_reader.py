@@ -13,8 +13,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from gazette.client.journals import get_journal
+from gazette.client.new_journals import once_known
 from gazette.client.read.reader import OffsetJump, ReadParams
-from gazette.client.waits import once_known
 from gazette.errors import Corrupt, Invalid, NotYet, Unavailable
 from gazette.labels import CONTENT_TYPE, MESSAGE_TIME, MESSAGE_UUID
 from gazette.message.envelope import Envelope, EnvelopeDecoder

@@ -21,8 +21,8 @@ from typing import Final
 
 from gazette.client.append.appender import AppendParams
 from gazette.client.client import Client
+from gazette.client.new_journals import once_known
 from gazette.client.shards import ListedShard, ShardChange, ShardClient, ShardHints
-from gazette.client.waits import once_known
 from gazette.errors import Conflict, Corrupt, Fenced, Invalid, NotAllowed, NotFound
 from gazette.labels import CONTENT_RECOVERY_LOG, CONTENT_TYPE
 from gazette.protocol.hints import FSMHints

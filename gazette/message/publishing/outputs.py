@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, Protocol, TypeAlias, runtime_checkable
 
 from gazette.client.client import Client
 from gazette.client.journals import JournalList
-from gazette.client.waits import once_known
+from gazette.client.new_journals import once_known
 from gazette.errors import Invalid, NotFound
 from gazette.labels import CONTENT_TYPE, MESSAGE_TYPE
 from gazette.message.key_rule import KeyRule, LabelledKeys, partition_number
