@@ -41,7 +41,7 @@ class Waits:
 class Grace:
     """The time for which a call asks again, although brokers answer that there is no such journal."""
 
-    __slots__ = ("_answers", "_clock", "_since")
+    __slots__ = ("_answers", "_clock", "_since", "_spent_s")
 
     def __init__(
         self, clock: Clock, answers: type[GazetteError] | tuple[type[GazetteError], ...] = NotFound
@@ -50,21 +50,29 @@ class Grace:
         self._clock = clock
         self._answers = answers
         self._since: float | None = None
+        self._spent_s = 0.0
+        """Seconds of the time that had passed at the last `pause`."""
 
     def covers(self, error: Exception) -> bool:
         """Return True if ``error`` is such an answer, and the first of them in a row came less than `LAG_S`
         seconds ago. Call this with each error of the call."""
         if not isinstance(error, self._answers):
-            self._since = None
+            self.end()
             return False
         now = self._clock.monotonic()
         if self._since is None:
-            self._since = now
+            self._since = now - self._spent_s
         return now - self._since < LAG_S
 
     def end(self) -> None:
         """Forget the answers so far."""
-        self._since = None
+        self._since, self._spent_s = None, 0.0
+
+    def pause(self) -> None:
+        """Let no time pass until the next answer: the call was cancelled, and may be made again."""
+        if self._since is not None:
+            self._spent_s = self._clock.monotonic() - self._since
+            self._since = None
 
 
 class RepeatedCall:

@@ -256,6 +256,10 @@ class SpoolMemory:
                 self._writing = self.pool.submit(_write, holders)
             except Unavailable as error:  # The next append waits for a thread, or fails.
                 self.failed(error)
+            except (
+                RuntimeError
+            ):  # The pool is closed, so the broker ends: memory keeps the bytes until then.
+                pass
 
     def free(self, length: int) -> None:
         """Count ``length`` fewer bytes. Call it in any thread, also while the garbage collector runs."""

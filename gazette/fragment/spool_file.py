@@ -35,7 +35,7 @@ from gazette.protocol.ids import JournalName
 from gazette.protocol.label_set import LabelSet
 from gazette.protocol.status import Status
 from gazette.runtime.clock import Clock
-from gazette.runtime.tasks import Pool, await_future
+from gazette.runtime.tasks import Pool, await_future, submitted
 
 INLINE_BYTES: Final = 1 << 19
 """Upper bound in bytes of content that the event loop hashes, and puts into memory.
@@ -230,7 +230,9 @@ class Spool:
             metrics.DISK_WAITS.inc()
         # Keep the call: its thread goes on when the caller is cancelled. Until it has ended, nothing else
         # may be written at this position.
-        writing = self._writing = self._memory.pool.submit(extend)
+        writing = self._writing = submitted(
+            self._memory.pool, "content cannot be written: the broker ends", extend
+        )
         await await_future(writing)
         self._writing = None
 

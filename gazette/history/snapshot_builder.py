@@ -6,11 +6,13 @@ import asyncio
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Final, Literal
 
 from gazette.blobs.registry import BlobStores
 from gazette.client.client import Client
 from gazette.client.journals import FragmentsParams
+from gazette.client.new_journals import once_known
 from gazette.client.read.reader import WRITE_HEAD, ReadParams
 from gazette.errors import Corrupt, Invalid, NotFound, NotYet
 from gazette.fragment.conflicts import FragmentCover
@@ -274,21 +276,25 @@ async def journal_specs(
     Raise ``NotFound`` for a journal that does not exist, and if no journal matches.
     """
     client = await access.client()
-    if selector is not None:
+
+    async def matching(wanted: LabelSelector) -> list[JournalSpec]:
         async with access.answering():
-            listing = await client.list_journals(selector)
+            listing = await client.list_journals(wanted)
         if not listing.journals:
             raise NotFound(
                 "no journal matches the selector",
                 hint="See `gazctl journals list`. A label's value must be equal, or a prefix of the name.",
-                selector=str(selector),
+                selector=str(wanted),
             )
         return [journal.spec for journal in listing.journals]
-    specs = []
-    for name in journals:
+
+    async def named(name: JournalName) -> JournalSpec:
         async with access.answering():
-            specs.append((await client.get_journal(name)).spec)
-    return specs
+            return (await client.get_journal(name)).spec
+
+    if selector is not None:
+        return await once_known(client, str(selector), partial(matching, selector))
+    return [await once_known(client, name, partial(named, name)) for name in journals]
 
 
 async def _stored(stores: BlobStores, spec: JournalSpec, begin: Offset) -> list[Fragment]:

@@ -13,15 +13,17 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from gazette.client.journals import get_journal
+from gazette.client.new_journals import once_known
 from gazette.client.read.reader import OffsetJump, ReadParams
-from gazette.errors import Corrupt, Invalid, NotYet
+from gazette.errors import Corrupt, Invalid, NotYet, Unavailable
 from gazette.labels import CONTENT_TYPE, MESSAGE_TIME, MESSAGE_UUID
 from gazette.message.envelope import Envelope, EnvelopeDecoder
 from gazette.message.framing.frames import Framing, MalformedMessage
 from gazette.message.framing.framing import framing_of
 from gazette.message.labelled_time import labelled_time
 from gazette.message.message_time import MessageTime, TimeReader
-from gazette.message.sequencer.sequencer import ReplayRange, Sequencer
+from gazette.message.sequencer.sequencer import PRUNE_HORIZON_NS, ReplayRange, Sequencer
+from gazette.message.uuid import AGE_STEPS, clock_at, clock_span
 from gazette.protocol.checkpoint import SourceCheckpoint
 from gazette.protocol.ids import JournalName, Offset
 from gazette.protocol.journal_life import JournalLife
@@ -40,6 +42,10 @@ BATCH_MAX: Final = 4096
 _READ_BYTES_MAX: Final = 1 << 20
 _NOT_YET_S: Final = 1.0
 """Seconds between two reads of bytes that no broker has."""
+_STALL_S: Final = 60.0
+"""Seconds for which a broker that has just started may not have bytes that were read before."""
+
+_HORIZON: Final = clock_span(PRUNE_HORIZON_NS)
 
 OnMalformed: TypeAlias = Callable[[MalformedMessage], None]
 """Callback for each malformed frame. Reading continues after the frame unless the callback raises."""
@@ -76,7 +82,8 @@ class MessageForm(NamedTuple, Generic[M]):
         declared time. Raise `NotFound` without that journal. Raise `Invalid` if the content type is unknown,
         or cannot hold the type. Errors of listing reach the caller.
         """
-        labels = (await get_journal(client, journal)).spec.labels
+        listed = await once_known(client, journal, lambda: get_journal(client, journal))
+        labels = listed.spec.labels
         place = self.uuid or labels.value_of(MESSAGE_UUID) or ""
         try:
             framing = framing_of(
@@ -206,7 +213,8 @@ class CommittedReader(Generic[M]):
     ``source`` is the `checkpoint` at which another such reader stopped. Without it, the reader begins at the
     offset of ``params``. A transaction is read twice if its first message is not among the last ``ring_size``
     ones when it commits. Acknowledgements are left out unless ``acknowledgements`` is set. For ``uuid`` and
-    ``time``, see `UncommittedReader`.
+    ``time``, see `UncommittedReader`. The reader forgets producers after 24 hours of silence, as shards do:
+    see `Sequencer.checkpoint`.
     """
 
     def __init__(
@@ -234,12 +242,15 @@ class CommittedReader(Generic[M]):
             params = replace(params, offset=max(params.offset, source.read_through))
         self._params = params
         self._sequencer: Sequencer[M] = Sequencer(sources, ring_size)
+        self._prune_at = 0
+        """Clock of the messages with which silent producers are forgotten next."""
 
     async def batches(self) -> AsyncGenerator[list[Envelope[M]], None]:
         """Yield non-empty batches, in order. Iterate this once.
 
         Asking for the next batch marks the former batch as consumed. Raise `Corrupt` if the journal has
-        lost messages of an open transaction. Other errors: see `MessageForm.resolve` and `read_batches`.
+        lost messages of an open transaction, and ``Unavailable`` if brokers lack some of them for a minute.
+        Other errors: see `MessageForm.resolve` and `read_batches`.
         """
         params, sequencer = self._params, self._sequencer
         framing, times = await self._form.resolve(self._client, params.journal)
@@ -248,6 +259,7 @@ class CommittedReader(Generic[M]):
         incoming = read_batches(source, params.journal, framing, times=times, on_malformed=skip)
         async with aclosing(incoming):
             async for queued in incoming:
+                self._prune(queued[-1].clock)
                 index = 0
                 while index < len(queued):
                     index = sequencer.queue_batch(queued, index)
@@ -266,6 +278,16 @@ class CommittedReader(Generic[M]):
     def consumed(self) -> None:
         """Mark the last batch as consumed now. Without this call, asking for the next batch marks it."""
         self._sequencer.consumed()
+
+    def _prune(self, clock: int) -> None:
+        """Forget silent producers once per hour of the journal. ``clock`` is that of its next messages."""
+        now_ns = int(self._client.clock.now() * 1e9)
+        step = _HORIZON // AGE_STEPS
+        latest = clock_at(now_ns) + _HORIZON
+        if clock > latest or clock < self._prune_at <= latest + step:
+            return  # Clocks beyond ``latest`` do not count, also if they did while ``now_ns`` was wrong.
+        self._sequencer.checkpoint(PRUNE_HORIZON_NS, now_ns)
+        self._prune_at = clock + step
 
     def _skip(self, error: MalformedMessage) -> None:
         assert self._on_malformed is not None
@@ -309,7 +331,7 @@ class CommittedReader(Generic[M]):
 
 class _KnownBytes:
     """A source of bytes that were read before. While no broker has them, ask again: a broker that waits for
-    bytes does not tell the life of its journal."""
+    bytes does not tell the life of its journal. Raise ``Unavailable`` after `_STALL_S` seconds of it."""
 
     def __init__(self, client: Client, params: ReadParams) -> None:
         self._client = client
@@ -320,14 +342,30 @@ class _KnownBytes:
         return self._reader.offset
 
     async def read(self, max_bytes: int = 0, /) -> bytes:
+        journal, clock = self._reader.params.journal, self._client.clock
+        since: float | None = None
         while True:
             try:
                 piece = await self._reader.read(max_bytes)
                 self._client.waits.end(self)
                 return piece
             except NotYet as error:
-                self._client.waits.note(self, self._reader.params.journal, error)
-            await self._client.clock.sleep(_NOT_YET_S)
+                if since is None:
+                    since = clock.monotonic()
+                    log.warning(
+                        "%(journal)s: a transaction is read again, and waits for bytes: %(reason)s",
+                        {"journal": journal, "reason": error},
+                    )
+                if clock.monotonic() - since >= _STALL_S:
+                    raise Unavailable(
+                        f"brokers lack bytes of a transaction that were read before, for {_STALL_S:g} s",
+                        hint="Check the brokers of this journal, and its fragment store "
+                        "(`gazctl journals fragments`). Then read again.",
+                        journal=journal,
+                        offset=self.offset,
+                    ) from error
+                self._client.waits.note(self, journal, error)
+            await clock.sleep(_NOT_YET_S)
 
     def close(self) -> None:
         self._client.waits.end(self)

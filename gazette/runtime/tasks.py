@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, ParamSpec, Protocol, Self, TypeAlias, TypeVar
 
-from gazette.errors import Broken, Bug, Unavailable
+from gazette.errors import Broken, Bug, Closed, Unavailable
 from gazette.runtime.clock import Clock
 from gazette.runtime.loop_bound import MadeBeforeFork
 
@@ -299,6 +299,16 @@ class BlockingPool:
         if self._process.was_forked:
             return
         self._executor.shutdown(wait=False, cancel_futures=True)
+
+
+def submitted(
+    pool: Pool, failure: str, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+) -> concurrent.futures.Future[T]:
+    """Queue ``fn`` as ``Pool.submit`` does, but raise ``Closed(failure)`` once the pool is closed."""
+    try:
+        return pool.submit(fn, *args, **kwargs)
+    except RuntimeError as error:
+        raise Closed(failure) from error
 
 
 class LoopThread:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from gazette.client.journals import JournalChange
 from gazette.errors import (
     Closed,
     Conflict,
@@ -334,6 +335,39 @@ async def test_a_resumed_run_reads_no_journal_that_its_plan_lacks(start: Any) ->
         await cluster.consumer.await_primary(shard)
         rows += (await cluster.state(shard, WordsBackfill()))[0]
     assert sorted(rows) == expected(lines)
+
+
+async def test_a_resumed_run_maps_as_its_plan_says(start: Any) -> None:
+    """Whatever journals were created or deleted between the two attempts of the run."""
+    cluster = await start(Words())
+    await cluster.broker.create(*map(source, SOURCES), source("history/a"))
+    await cluster.create(shard_settings(LIVE, SOURCES[0]), shard_settings(BUILT, SOURCES[1]))
+    lines = history(random.Random("mapped again"), 200)
+    await cluster.append("history/a", lines)
+    with armed("backfill.staged=error"), pytest.raises(Unavailable, match="failpoint"):
+        await cluster.backfill(MappedBackfill())
+    late = "words/part-000-late"
+    await cluster.broker.create(source(late))
+    report = await cluster.backfill(MappedBackfill(), enable=True)
+    assert report.resumed
+    rows = []
+    for shard in (LIVE, BUILT):
+        await cluster.consumer.await_primary(shard)
+        rows += (await cluster.state(shard, WordsBackfill()))[0]
+    assert sorted(rows) == expected(lines)
+
+
+async def test_a_resumed_run_of_which_a_partition_is_gone(start: Any) -> None:
+    cluster = await start(Words())
+    await cluster.broker.create(*map(source, SOURCES), source("history/a"), source("words/third"))
+    await cluster.create(shard_settings(LIVE, SOURCES[0]), shard_settings(BUILT, SOURCES[1]))
+    await cluster.append("history/a", history(random.Random("gone"), 20))
+    with armed("backfill.staged=error"), pytest.raises(Unavailable, match="failpoint"):
+        await cluster.backfill(MappedBackfill())
+    delete = JournalChange(delete="words/third", expect_mod_revision=-1)
+    await cluster.broker.client.apply_journals([delete])
+    with raises(Conflict, says="words/third"):
+        await cluster.backfill(MappedBackfill())
 
 
 async def test_a_history_elsewhere_is_mapped_as_the_publisher_maps(start: Any) -> None:

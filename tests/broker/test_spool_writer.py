@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gazette.broker.replication.spool_writer import BATCH_BYTES, SpoolWriter
-from gazette.errors import Invalid, Unavailable
+from gazette.errors import Closed, Invalid, Unavailable
 from gazette.fragment.completed_spool import CompletedSpool
 from gazette.fragment.local_file import LocalDisk, LocalFragment
 from gazette.fragment.spool import Proposal
@@ -107,6 +107,14 @@ async def test_what_is_written_is_what_came(bench: Bench, chunk: int) -> None:
         assert bench.commits.content() == expected
         assert bench.spool.fragment.sum == hashlib.sha1(expected).digest()
         assert bench.local.delta == 0
+
+
+async def test_content_that_comes_when_the_broker_ends(bench: Bench) -> None:
+    bench.local.begin(hashlib.sha1().update)
+    bench.pool.close()
+    await bench.local.content(bytes(BATCH_BYTES), 0)
+    with raises(Closed, says="the broker ends"):
+        await bench.local.flush()
 
 
 async def test_content_is_taken_while_a_batch_is_written(bench: Bench) -> None:

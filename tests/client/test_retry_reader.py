@@ -18,14 +18,15 @@ from gazette.client.read.fragment_reader import FragmentAccess
 from gazette.client.read.reader import WRITE_HEAD, OffsetJump, Reader, ReadParams
 from gazette.client.read.retry_reader import RetryReader
 from gazette.client.rpc.channel import ChannelSettings
-from gazette.client.waits import LAG_S
-from gazette.errors import Closed, Corrupt, Invalid, NotAllowed, NotFound, NotYet
+from gazette.client.waits import LAG_S, Grace
+from gazette.errors import Closed, Corrupt, Invalid, NotAllowed, NotFound, NotYet, Unavailable
 from gazette.protocol.codecs.codec import new_compressor
 from gazette.protocol.fragment import Codec, Fragment
 from gazette.protocol.pb import broker_pb2
 from gazette.protocol.route import Route
 from gazette.protocol.status import Status
 from gazette.runtime.tasks import TaskScope
+from gazette.testing.clock import ManualClock
 from tests.support.instant_clock import InstantClock, eventually
 from tests.support.stub_broker import Send, StubBroker, StubJournal
 
@@ -224,6 +225,41 @@ async def test_cancellation_loses_nothing(
     journal.append(b"abc")
     assert await reader.read() == b"abc"
     reader.close()
+
+
+async def test_time_in_which_nobody_reads_makes_no_journal_missing(
+    client: Client, broker: StubBroker, journal: StubJournal
+) -> None:
+    unknown = [Send((broker.metadata(J, 0, Status.JOURNAL_NOT_FOUND),))]
+    reader = client.retry_reader(ReadParams(J, offset=10, block=True))
+    broker.on_read(*unknown)
+    async with TaskScope("test") as scope:
+        blocked = scope.spawn(reader.read(), name="read")
+        await eventually(lambda: len(broker.reads) == 2)
+        blocked.cancel()
+    await client.clock.sleep(LAG_S)
+    broker.on_read(*unknown * 3)
+    journal.append(b"abc")
+    assert await reader.read() == b"abc"
+    reader.close()
+
+
+def test_calls_that_are_cancelled_again_and_again_have_one_grace_together() -> None:
+    clock = ManualClock()
+    grace = Grace(clock)
+    for _ in range(4):
+        assert grace.covers(NotFound("not known"))
+        clock.advance(LAG_S / 4)
+        grace.pause()
+        clock.advance(3600)
+        grace.pause()
+    assert not grace.covers(NotFound("not known"))
+    # Case: another answer begins it again, also while it is paused.
+    for _ in range(2):
+        grace.pause()
+        assert not grace.covers(Unavailable("no answer"))
+        assert grace.covers(NotFound("not known"))
+        clock.advance(LAG_S / 2)
 
 
 async def test_seeking_goes_on_elsewhere(

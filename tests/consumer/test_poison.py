@@ -406,12 +406,36 @@ async def test_a_dead_letter_may_keep_no_bytes(
     ]
 
 
+class Waits(Picky):
+    """Waits at a gate before each message."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__("sqlite", PoisonPolicy(DEAD), directory)
+        self.gate = Gate()
+
+    def consume_message(self, *arguments: Any) -> None:
+        self.gate()
+        super().consume_message(*arguments)
+
+
+async def looking_at_poison(
+    start: Start, broker: BrokerFixture, waits: Waits, **options: Any
+) -> Any:
+    """Return a member whose application is at the gate with a poison message."""
+    await broker.create(source_spec(DEAD), source_spec(TARGET))
+    member = await start(waits, **options)
+    await append(broker, frame("poison", 1))
+    await member.shards.apply_shards([ShardChange(upsert=shard_spec(SHARD, SOURCE))])
+    await eventually(waits.gate.entered.is_set)
+    return member
+
+
 async def test_a_source_that_is_suspended_is_waited_for_with_its_bytes(
     start: Start, broker: BrokerFixture, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It is suspended while the application looks at the message, whose bytes are then read again. The shard
     waits for hours, perhaps: it says so once in the log, and in its status for as long as it waits."""
-    gate, pauses = Gate(), 0
+    waits, pauses = Waits(tmp_path), 0
 
     class Hasty(SystemClock):
         async def sleep(self, seconds: float) -> None:
@@ -419,16 +443,7 @@ async def test_a_source_that_is_suspended_is_waited_for_with_its_bytes(
             pauses += seconds == NOT_YET_S
             await super().sleep(0.01 if seconds == NOT_YET_S else seconds)
 
-    class Waits(Picky):
-        def consume_message(self, *arguments: Any) -> None:
-            gate()
-            super().consume_message(*arguments)
-
-    await broker.create(source_spec(DEAD), source_spec(TARGET))
-    member = await start(Waits("sqlite", PoisonPolicy(DEAD), tmp_path), clock=Hasty())
-    await append(broker, frame("poison", 1))
-    await member.shards.apply_shards([ShardChange(upsert=shard_spec(SHARD, SOURCE))])
-    await eventually(gate.entered.is_set)
+    member = await looking_at_poison(start, broker, waits, clock=Hasty())
     head = await broker.client.append(AppendParams(SOURCE), b"")
     listed = await broker.client.get_journal(SOURCE)
     suspended = replace(listed.spec, suspend=Suspend(SuspendLevel.FULL, head.commit.end))
@@ -436,7 +451,7 @@ async def test_a_source_that_is_suspended_is_waited_for_with_its_bytes(
     await broker.client.apply_journals([change])
     while (await broker.client.get_journal(SOURCE)).route.members:
         await broker.client.clock.sleep(0.02)
-    gate.open()
+    waits.gate.open()
     await eventually(lambda: member.shard(SHARD).waits_for)
     assert f"{SOURCE}: SUSPENDED" in member.shard(SHARD).waits_for
     before = pauses
@@ -453,25 +468,15 @@ async def test_bytes_of_another_life_of_a_source_are_not_read_again(
     start: Start, broker: BrokerFixture, tmp_path: Path
 ) -> None:
     """The source is created again while the application looks at the message: no read waits for its bytes."""
-    gate = Gate()
-
-    class Waits(Picky):
-        def consume_message(self, *arguments: Any) -> None:
-            gate()
-            super().consume_message(*arguments)
-
-    await broker.create(source_spec(DEAD), source_spec(TARGET))
-    member = await start(Waits("sqlite", PoisonPolicy(DEAD), tmp_path))
-    await append(broker, frame("poison", 1))
-    await member.shards.apply_shards([ShardChange(upsert=shard_spec(SHARD, SOURCE))])
-    await eventually(gate.entered.is_set)
+    waits = Waits(tmp_path)
+    member = await looking_at_poison(start, broker, waits)
     listed = await broker.client.get_journal(SOURCE)
     await broker.client.apply_journals(
         [JournalChange(delete=SOURCE, expect_mod_revision=listed.mod_revision)]
     )
     shutil.rmtree(broker.file_root / "fragments" / SOURCE)
     await broker.create(source_spec())
-    gate.open()
+    waits.gate.open()
     failure = await member.await_failed(SHARD)
     assert "created again" in failure
     assert await dead_letters(broker) == []

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from msgspec import structs
 
-from gazette.errors import Bug, Corrupt, Invalid, Unavailable
+from gazette.errors import Bug, Closed, Corrupt, Invalid, Unavailable
 from gazette.fragment import spool_bytes, spool_file
 from gazette.fragment.completed_spool import CompletedSpool
 from gazette.fragment.local_file import Closer, LocalDisk, LocalFile, LocalFragment, disk_error
@@ -451,6 +451,29 @@ async def test_commits_need_no_thread(
     assert completed.fragment.sum == sha(expected)
     assert await pool.run(content_of, completed) == expected
     pool.close()
+
+
+async def test_appends_at_the_end_of_a_broker(
+    clock: ManualClock, observer: Observer, tmp_path: Path
+) -> None:
+    """What memory takes is committed, although no thread will write it. Other content is refused."""
+    pool = BlockingPool("spools", 1)
+    memory = SpoolMemory(pool, 4 << 20)
+    spool = Spool(
+        JOURNAL, observer, clock=clock, pool=pool, disk=LocalDisk(tmp_path), memory=memory
+    )
+    pool.close()
+    content = os.urandom(1 << 18)
+    count = 0
+    while spool.room >= len(content):
+        spool.commit_now(content, spool.registers)
+        count += 1
+        assert read_all(observer.commits[-1]) == content * count
+    assert count == 16
+    with raises(Closed, says="the broker ends"):
+        await append(spool, content)
+    spool.propose_now(Proposal(spool.fragment, spool.registers), primary=True)
+    assert read_all(observer.commits[-1]) == content * count
 
 
 async def test_a_rollback_needs_no_thread(

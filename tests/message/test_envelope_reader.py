@@ -11,7 +11,7 @@ import pytest
 
 from gazette.client.client import Client
 from gazette.client.read.reader import WRITE_HEAD, OffsetJump, ReadParams
-from gazette.errors import Corrupt, Invalid, NotFound, NotYet
+from gazette.errors import Corrupt, Invalid, NotFound, NotYet, Unavailable
 from gazette.labels import CONTENT_JSON_LINES, CONTENT_TYPE, MESSAGE_TIME
 from gazette.message.envelope import Envelope
 from gazette.message.envelope_reader import CommittedReader, UncommittedReader, read_batches
@@ -351,6 +351,32 @@ async def test_a_transaction_that_a_broker_does_not_know_yet_is_read_again_later
             assert not client.waits.reason(JOURNAL)
             read += [envelope.message.word for envelope in batch]
     assert read == words
+
+
+async def test_a_transaction_that_brokers_have_no_more_is_not_waited_for_without_end(
+    client: Client, broker: StubBroker, writer: Writer
+) -> None:
+    """A broker without a replica has lost its disk, for example. Its head is before the transaction now."""
+    writer.write("first")
+    for number in range(6):
+        writer.write(f"{number}", CONTINUE_TXN)
+    writer.write("", ACK_TXN)
+    journal = broker.journal(JOURNAL)
+    reader = CommittedReader(client, ReadParams(JOURNAL), Word, ring_size=2)
+    async with aclosing(reader.batches()) as batches:
+        await anext(batches)
+        resume_at = journal.content.index(b"\n") + 1
+        lost = journal.content[resume_at:]
+        del journal.content[resume_at:]
+        began = client.clock.monotonic()
+        with raises(Unavailable, journal=JOURNAL, offset=resume_at, says="for 60 s"):
+            await anext(batches)
+        assert client.clock.monotonic() - began >= 60
+    # Case: the brokers have the bytes again. Another reader goes on.
+    journal.content += lost
+    reader = CommittedReader(client, ReadParams(JOURNAL), Word, source=reader.checkpoint())
+    words = [e.message.word async for batch in reader.batches() for e in batch]
+    assert words == [f"{number}" for number in range(6)]
 
 
 async def test_a_transaction_whose_begin_is_gone_is_corrupt(

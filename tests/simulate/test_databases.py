@@ -17,6 +17,7 @@ sa = pytest.importorskip("sqlalchemy")
 from gazette.stores.sql.store import create_checkpoint_table  # noqa: E402
 from gazette.testing import SimulationFailed, simulate  # noqa: E402
 from gazette.testing.simulation.hints import HINTS  # noqa: E402
+from gazette.testing.simulation.sql_server import SQLServer  # noqa: E402
 from tests.simulate import sql_app  # noqa: E402
 from tests.simulate.command import gazette_test  # noqa: E402
 from tools.soak.postgres import PostgresServer  # noqa: E402
@@ -114,6 +115,31 @@ def test_a_mistake_is_found_with_its_hint_and_its_line(
 def test_an_invariant_gets_the_rows_of_all_shards_once(given: Given) -> None:
     with pytest.raises(SimulationFailed, match="the sum of all orders is there once"):
         simulate(sql_app.Totals, seeds=1, invariant=sql_app.never, database=given.url)
+
+
+def test_copies_of_runs_that_were_killed_are_dropped(given: Given) -> None:
+    server = SQLServer(given.url)
+    with server.attached():
+        (copy,) = given.copies
+    _, _, at, number, _ = copy.split("_")
+    old = f"gazette_simulation_{int(at, 16) - 6 * 3600:08x}_{number}_prepared"
+    connected = f"gazette_simulation_00000000_{number}_elsewhere"
+    kept = [
+        copy,
+        connected,
+        f"{connected}_copy",  # Another one of a run that has a session.
+        "gazette_simulation_results",
+    ]
+    for name in (old, f"{old}_copy", *kept):
+        given.on_server(f"CREATE DATABASE {name}")
+    engine = sa.create_engine(sa.make_url(given.url).set(database=connected))
+    with engine.connect(), SQLServer(given.url).attached():
+        assert {*kept} < {*given.copies}
+        assert not {old, f"{old}_copy"} & {*given.copies}
+    assert sorted(given.copies) == sorted(kept)
+    engine.dispose()
+    for name in kept:
+        given.on_server(f"DROP DATABASE {name}")
 
 
 def refused(*arguments: str) -> str:

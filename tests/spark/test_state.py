@@ -233,11 +233,61 @@ async def test_a_number_with_a_fraction_is_no_integer(start: Any) -> None:
     given = options(cluster, table="counts")
 
     def look() -> None:
-        for kind in (pa.int64(), pa.int8(), pa.timestamp("us", "UTC")):
-            with raises(Invalid, path="option fields", says="1.5 is not an integer"):
+        for kind in (pa.int64(), pa.int8()):
+            with raises(Invalid, path="option fields", says="1.5 is not an integer", column="n"):
                 read(given, pa.schema([("shard", pa.string()), ("n", kind)]))
+        with raises(Invalid, path="option fields", says="1.5 is not of type timestamp"):
+            read(given, pa.schema([("shard", pa.string()), ("n", pa.timestamp("us", "UTC"))]))
         rows = read(given, pa.schema([("shard", pa.string()), ("n", pa.float64())]))
         assert {row["n"] for row in rows} == {1.5}
+
+    await asyncio.to_thread(look)
+
+
+class Odd(Words):
+    """Has what SQLite permits, and few applications have."""
+
+    def consume_message(self, shard: Any, store: Any, envelope: Any, publisher: Any) -> None:
+        for statement in (
+            "CREATE TABLE IF NOT EXISTS odd (`back``tick,` INTEGER, `text` TEXT, at INTEGER)",
+            "INSERT INTO odd VALUES (7, CAST(x'41ff' AS TEXT), 1700000000)",
+            "INSERT INTO odd VALUES (8, 'B', NULL)",
+            "CREATE TABLE IF NOT EXISTS of_shards (n INTEGER, Shard TEXT)",
+            "INSERT INTO of_shards VALUES (1, 'own')",
+        ):
+            store.execute(statement).fetchall()
+
+
+async def test_odd_columns_and_values_are_read_as_they_are_or_refused(start: Any) -> None:
+    cluster = await start(Odd())
+    await cluster.broker.create(source(SOURCE))
+    await cluster.create(shard_settings(SHARD, SOURCE, disable=False))
+    await cluster.consumer.await_primary(SHARD)
+    await cluster.append(SOURCE, history(random.Random(1), 50))
+    await cluster.consumer.read_to_heads(SHARD)
+    given, tick = options(cluster, table="odd"), "back`tick,"
+
+    def values(**types: pa.DataType) -> list[tuple[Any, ...]]:
+        rows = read(given, pa.schema([("shard", pa.string()), *types.items()]))
+        return [tuple(row[name] for name in types) for row in rows][:2]
+
+    def look() -> None:
+        ddl = GazetteStateDataSource(given).schema()
+        assert ddl == "shard string, `back``tick,` long, `text` string, `at` long"
+        assert values(**{tick: pa.int64(), "at": pa.int64()}) == [(7, 1_700_000_000), (8, None)]
+        with raises(Invalid, path="option fields", column="text", says="A") as raised:
+            values(**{tick: pa.int64(), "text": pa.string()})
+        assert "the type binary" in raised.value.hint
+        assert values(text=pa.binary()) == [(b"A\xff",), (b"B",)]
+        for kind in (pa.timestamp("us", "UTC"), pa.timestamp("us"), pa.date32(), pa.duration("us")):
+            with raises(Invalid, path="option fields", column="at", says="1700000000") as raised:
+                values(at=kind)
+            assert "timestamp_seconds" in raised.value.hint
+        # Case: a column with the name that the shard has.
+        given["table"] = "of_shards"
+        with raises(Invalid, path="option fields", says="'Shard'"):
+            GazetteStateDataSource(given).schema()
+        assert values(n=pa.int64())[:1] == [(1,)]
 
     await asyncio.to_thread(look)
 

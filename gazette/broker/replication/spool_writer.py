@@ -18,7 +18,7 @@ from gazette.fragment.spool_file import INLINE_BYTES, Spool
 from gazette.protocol.content import ProposalEncoder
 from gazette.protocol.fragment import Fragment
 from gazette.protocol.label_set import LabelSet
-from gazette.runtime.tasks import Pool, TaskScope, await_future, await_shared
+from gazette.runtime.tasks import Pool, TaskScope, await_future, await_shared, submitted
 
 BATCH_BYTES: Final = 1 << 20
 """Bytes of a batch. For each batch, its thread waits several times for the interpreter. With batches of half
@@ -179,7 +179,9 @@ class SpoolWriter:
         try:
             if self._digest is not None:
                 if len(batch) > INLINE_BYTES:
-                    digest_future = self._pool.submit(self._digest, batch)
+                    digest_future = submitted(
+                        self._pool, "content cannot be hashed: the broker ends", self._digest, batch
+                    )
                 else:
                     self._digest(batch)
             await self.spool.apply(Content(batch, begin), primary=self._primary)

@@ -15,7 +15,6 @@ import posixpath
 import urllib.error
 import urllib.request
 from collections import deque
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO, Final, TypeVar, cast
 from urllib.parse import unquote, urlsplit
@@ -30,10 +29,12 @@ from gazette.runtime.metrics import (
     FRAGMENT_OPEN_CONTENT_LENGTH,
     READ_FRAGMENT_BYTES,
 )
-from gazette.runtime.tasks import BlockingPool, await_future
+from gazette.runtime.tasks import BlockingPool, await_future, submitted
 from gazette.runtime.tls import tls_context
 
 T = TypeVar("T")
+
+_CANNOT_READ: Final = "cannot read fragments: the client was closed"
 
 BLOCK_BYTES: Final = 1 << 18
 """Largest number of bytes that one read returns."""
@@ -79,7 +80,7 @@ class FragmentAccess:
         ``Closed``, or ``Corrupt`` if the file ends before the offset. After a cancellation the
         thread opens the file and closes it again.
         """
-        opening = _submitted(self._pool, lambda: self._open(fragment, url, offset))
+        opening = submitted(self._pool, _CANNOT_READ, self._open, fragment, url, offset)
         try:
             file = await _ended(opening)
         except asyncio.CancelledError:
@@ -152,7 +153,9 @@ class FragmentStream:
         self._blocks: deque[bytes] = deque()
         self._ended = False
         self._read = READ_FRAGMENT_BYTES.labels(fragment.journal, fragment.codec.name)
-        self._ahead: concurrent.futures.Future[list[bytes]] | None = _submitted(pool, self._decode)
+        self._ahead: concurrent.futures.Future[list[bytes]] | None = submitted(
+            pool, _CANNOT_READ, self._decode
+        )
 
     async def next(self) -> bytes:
         """Return the next block; empty at the end.
@@ -171,7 +174,7 @@ class FragmentStream:
             self._ended = not blocks
             self._ahead = None
             if not self._ended:
-                self._ahead = _submitted(self._pool, self._decode)
+                self._ahead = submitted(self._pool, _CANNOT_READ, self._decode)
         if not self._blocks:
             return b""
         block = self._blocks.popleft()
@@ -278,13 +281,6 @@ def _http_error(code: int, reason: Any, host: str) -> GazetteError:
         case 408 | 429 | 500 | 502 | 503 | 504:
             return Unavailable(message, host=host)
     return Broken(message, host=host)
-
-
-def _submitted(pool: BlockingPool, fn: Callable[[], T]) -> concurrent.futures.Future[T]:
-    try:
-        return pool.submit(fn)
-    except RuntimeError as error:
-        raise Closed("cannot read fragments: the client was closed") from error
 
 
 async def _ended(call: concurrent.futures.Future[T]) -> T:

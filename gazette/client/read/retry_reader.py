@@ -126,6 +126,13 @@ class RetryReader:
         loses nothing: the next ``read`` makes a new call.
         """
         self._client.channels.require_loop()
+        try:
+            return await self._read(max_bytes)
+        except asyncio.CancelledError:
+            self._grace.pause()
+            raise
+
+    async def _read(self, max_bytes: int) -> bytes:
         while True:
             if self._closed:
                 raise Closed("the reader was closed", journal=self.params.journal)

@@ -41,7 +41,7 @@ from gazette.consumer.transaction.transaction import NANOS, Phases, Policy, Prio
 from gazette.errors import Bug, Fenced, GazetteError
 from gazette.message.envelope import Envelope, EnvelopeDecoder
 from gazette.message.framing.frames import MalformedMessage
-from gazette.message.sequencer.sequencer import ReplayRange, Sequencer
+from gazette.message.sequencer.sequencer import PRUNE_HORIZON_NS, ReplayRange, Sequencer
 from gazette.message.uuid import flags_text
 from gazette.protocol.checkpoint import Checkpoint
 from gazette.runtime import failpoints
@@ -56,9 +56,6 @@ CONSUME_S: Final = 0.02
 """Seconds that the messages or timers between two such looks should take, to keep to the maximum duration."""
 FIRED_MAX: Final = 16_384
 """Greatest number of timers that fire in one transaction."""
-PRUNE_HORIZON_NS: Final = 24 * 3600 * NANOS
-"""Nanoseconds for which a silent producer is remembered: see `Sequencer.checkpoint`. Later repetitions of its
-messages are consumed again."""
 
 
 @dataclass(slots=True)

@@ -51,6 +51,8 @@ class Plan(msgspec.Struct, frozen=True):
     """Random name of the run. By this name, an attempt recognizes the run's own states in a database."""
     verified: list[str] = []
     """Shards whose states in a database are committed only if a replay gives the same state."""
+    partitions: list[str] | None = None
+    """Journals that the publisher's mapping chooses from. None in a plan of version 0.1.0."""
 
     def to_json(self) -> bytes:
         return msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n"
@@ -156,10 +158,14 @@ def _snapshot(access: OpenAccess, chosen: Selection) -> Snapshot:
         ) from error
 
 
-def list_partitions(access: OpenAccess, backfill: Backfill) -> tuple[Partition, ...]:
+def list_partitions(
+    access: OpenAccess, backfill: Backfill, planned: Collection[JournalName] | None
+) -> tuple[Partition, ...]:
     """Return the partitions for the publisher's mapping; none if the backfill has no own history. Blocks.
 
-    Raise ``NotFound`` if no journal matches, and ``Invalid`` if the class does not name ``partitions``.
+    ``planned`` names those of a resumed plan: states that are staged already were mapped to these. Raise
+    ``NotFound`` if no journal matches, and ``Invalid`` if the class does not name ``partitions``. Raise
+    ``Conflict`` if a planned one is gone.
     """
     if not backfill.history:
         return ()
@@ -170,8 +176,16 @@ def list_partitions(access: OpenAccess, backfill: Backfill) -> tuple[Partition, 
             hint="Set the class attribute partitions to the publisher's selector.",
         )
     selector = LabelSelector.parse(backfill.partitions)
-
-    return Partitions.of_specs(access.run(journal_specs(access, (), selector))).all
+    listed = Partitions.of_specs(access.run(journal_specs(access, (), selector))).all
+    if planned is None:
+        return listed
+    partitions = tuple(partition for partition in listed if partition.journal in planned)
+    if gone := sorted({*planned} - {partition.journal for partition in partitions}):
+        raise Conflict(
+            f"partitions were deleted since the run began: {', '.join(gone[:_LOST_SHOWN])}",
+            hint="Begin again with another --run-id.",
+        )
+    return partitions
 
 
 def _specs(access: OpenAccess, selection: Selection) -> dict[JournalName, JournalSpec]:

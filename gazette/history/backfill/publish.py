@@ -21,6 +21,7 @@ from typing import Final
 
 from gazette.client.append.appender import AppendParams
 from gazette.client.client import Client
+from gazette.client.new_journals import once_known
 from gazette.client.shards import ListedShard, ShardChange, ShardClient, ShardHints
 from gazette.errors import Conflict, Corrupt, Fenced, Invalid, NotAllowed, NotFound
 from gazette.labels import CONTENT_RECOVERY_LOG, CONTENT_TYPE
@@ -117,7 +118,7 @@ class Publication:
     async def check_log(self, log: str) -> None:
         """Raise ``NotFound`` or ``Invalid`` if a journal is not a recovery log."""
         try:
-            journal = await self._client.get_journal(log)
+            journal = await once_known(self._client, log, lambda: self._client.get_journal(log))
         except NotFound as error:
             raise NotFound(
                 f"recovery log {log} does not exist",

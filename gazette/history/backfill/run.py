@@ -38,6 +38,7 @@ from gazette.history.backfill.verify import verify
 from gazette.history.merge import FoldedSnapshot
 from gazette.history.snapshot import Snapshot
 from gazette.history.source import Access
+from gazette.message.mapping import Partition
 from gazette.protocol.shard import ShardSpec
 from gazette.recoverylog.log.broker_logs import write_head
 from gazette.recoverylog.scratch import BUILDS, scratch_directory
@@ -243,8 +244,8 @@ class BackfillRun:
         """Return the folded history, and a task for each shard.
 
         A new run stores its plan, and can be resumed from then on. A resumed run takes begins, ends,
-        token and verified shards from the stored plan. So it reads the same bytes. A dry run stores nothing,
-        and keeps no rows for a second pass.
+        token, verified shards and partitions from the stored plan. So it reads the same bytes. A dry run
+        stores nothing, and keeps no rows for a second pass.
         """
         # Make all checks that need no first pass before the plan is stored. So a refused run stores nothing.
         ids = [shard.spec.id for shard in listed]
@@ -260,8 +261,10 @@ class BackfillRun:
         if await self._records.manifest() is not None:
             require_in_force(held, token)
 
-        def taking() -> Snapshot:
+        def taking() -> tuple[Snapshot, tuple[Partition, ...]]:
             with self._access.open() as opened:
+                planned = None if plan is None else plan.partitions
+                partitions = list_partitions(opened, self._backfill, planned)
                 return plan_snapshot(
                     opened,
                     self._backfill,
@@ -269,9 +272,9 @@ class BackfillRun:
                     self._settings.end,
                     ends=None if plan is None else plan.ends,
                     begins=None if plan is None else plan.begins,
-                )
+                ), partitions
 
-        snapshot = await self._records.blocking(taking)
+        snapshot, partitions = await self._records.blocking(taking)
         self._cutover.require_published(listed, {j.journal: j.end for j in snapshot.journals})
         if plan is None and not dry_run:
             new_plan = Plan(
@@ -282,6 +285,7 @@ class BackfillRun:
                 {j.journal: j.begin for j in snapshot.journals},
                 token,
                 verified,
+                [partition.journal for partition in partitions],
             )
             await self._records.make_plan(new_plan)
         if not dry_run:
@@ -293,8 +297,6 @@ class BackfillRun:
         )
 
         def making() -> list[ShardTask]:
-            with self._access.open() as opened:
-                partitions = list_partitions(opened, self._backfill)
             return tasks_of(
                 self._backfill,
                 self._name,

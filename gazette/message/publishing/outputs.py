@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import AsyncIterator, Callable, Hashable
+from contextlib import suppress
 from typing import Any, Final, Literal, Protocol, TypeAlias, runtime_checkable
 
 from gazette.client.client import Client
 from gazette.client.journals import JournalList
+from gazette.client.new_journals import once_known
 from gazette.errors import Invalid, NotFound
 from gazette.labels import CONTENT_TYPE, MESSAGE_TYPE
 from gazette.message.key_rule import KeyRule, LabelledKeys, partition_number
@@ -175,7 +177,8 @@ class Outputs:
         """Find an output, and remember it. The partitions of a selector or declaration are watched from now
         on.
 
-        Raise ``Invalid`` for a bad name or label, and ``NotFound`` without a journal. Wait for brokers.
+        Raise ``Invalid`` for a bad name or label, and ``NotFound`` without a journal, also after some time:
+        see `gazette.client.waits.Grace`. Wait for brokers.
         """
         if self.known(output) is not None:
             return
@@ -197,7 +200,8 @@ class Outputs:
                 path="output",
                 hint="For labels of journals, give LabelSelector.parse(…).",
             ) from error
-        spec = (await self._client.get_journal(output)).spec
+        listed = await once_known(self._client, output, lambda: self._client.get_journal(output))
+        spec = listed.spec
         # Leave the labels out: `choose` checks the key, if they name one.
         partitions = Partitions(Partitions.of_specs([spec]).all)
         choose = choice_of_named(partitions.all[0], spec.labels)
@@ -207,19 +211,21 @@ class Outputs:
         )
 
     async def _find_matching(self, selector: LabelSelector) -> KnownOutput:
-        listed = await self._client.list_journals(selector)
-        if not listed.journals:
-            raise NotFound(
-                "no journal matches the selector",
-                hint="Create journals that match (`gazctl journals apply`), or see their labels by "
-                "`gazctl journals list`.",
-                selector=str(selector),
-            )
-        watch, message_types = await self._start_watch(selector)
+        async def require_journal() -> None:
+            if not (await self._client.list_journals(selector)).journals:
+                raise NotFound(
+                    "no journal matches the selector",
+                    hint="Create journals that match (`gazctl journals apply`), or see their labels by "
+                    "`gazctl journals list`.",
+                    selector=str(selector),
+                )
+
+        await once_known(self._client, str(selector), require_journal)
+        watch, message_types = await self._start_watch(selector, 1)
         return self._by_labels(watch, message_types)
 
     async def _find_declared(self, output: DeclaredOutput) -> KnownOutput:
-        watch, message_types = await self._start_watch(output.selector)
+        watch, message_types = await self._start_watch(output.selector, output.partitions)
         choose = choice_as_declared(output, watch)
         return KnownOutput(watch, message_types, choose, self._uuid)
 
@@ -230,14 +236,22 @@ class Outputs:
         return KnownOutput(partitions, message_types, choose, self._uuid)
 
     async def _start_watch(
-        self, selector: LabelSelector
+        self, selector: LabelSelector, count: int
     ) -> tuple[PartitionWatch, dict[JournalName, str]]:
         """Watch a selector from now on. Return the watch of its partitions, and the types of their messages,
-        by journal. Both stay current."""
+        by journal. Both stay current. Wait for some time while brokers know fewer than ``count``
+        partitions."""
         message_types: dict[JournalName, str] = {}
         watch = PartitionWatch(self._observed(selector, message_types))
         self._daemons.daemon(watch.run(), name=f"partitions {selector}")
         await watch.ready()
+
+        async def require_all() -> None:
+            if len(watch().all) < count:
+                raise NotFound("brokers know fewer partitions", selector=str(selector))
+
+        with suppress(NotFound):  # The choice of a partition names what is missing.
+            await once_known(self._client, str(selector), require_all)
         return watch, message_types
 
     async def _observed(

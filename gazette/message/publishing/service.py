@@ -160,7 +160,7 @@ class PublishingService:
         """Find an output. Raise ``Unavailable`` if no broker answers in time, and ``Closed`` as
         `require_usable` does. Other errors: see `Outputs.find`."""
         self.require_usable()
-        async with self._in_time("no broker has answered", self._deadline()):
+        async with self._in_time("no broker has named a journal of the output", self._deadline()):
             await self._outputs.find(output)
 
     def publish_committed(self, partition: Partition, message: Any) -> OpFuture[AppendResult]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from enum import IntEnum
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from gazette.errors import Bug
 from gazette.message.envelope import Envelope, EnvelopeBatch
@@ -43,6 +43,11 @@ from gazette.protocol.ids import JournalName, Offset
 __all__ = ["QueueOutcome", "ReplayRange", "Sequencer"]
 
 M = TypeVar("M")
+
+
+PRUNE_HORIZON_NS: Final = 24 * 3600 * 10**9
+"""Nanoseconds for which shards and readers remember a silent producer: see `Sequencer.checkpoint`. Later
+repetitions of its messages are delivered again."""
 
 
 class QueueOutcome(IntEnum):

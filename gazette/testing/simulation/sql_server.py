@@ -7,7 +7,9 @@ database is read and copied, and never written.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
+import re
 import secrets
 from collections.abc import Callable, Iterator
 from typing import Any, Final
@@ -17,14 +19,27 @@ from sqlalchemy import event, exc
 from sqlalchemy.pool import Pool
 
 from gazette.errors import Invalid
+from gazette.runtime.clock import SystemClock
 from gazette.testing.simulation.shard_history import wrapped
 from gazette.testing.simulation.sql_database import TABLES, SimDatabase, quoted, sqlstate
+
+log = logging.getLogger(__name__)
 
 PATH: Final = "--database"
 _ENV: Final = "GAZETTE_SIMULATION_DATABASE"
 """Names the copy for the other process that folds."""
 _OLDEST: Final = 140000
 _BYTES_MAX: Final = 1 << 28
+_COPY: Final = re.compile(
+    r"gazette_simulation_([0-9a-f]{8})_[0-9a-f]{8}_(prepared|elsewhere)(_copy)?"
+)
+"""Names of copies: the Unix time of their run, then a random number."""
+_LEFT_OVER_S: Final = 6 * 3600
+"""Seconds after which copies without a session are those of a run that was killed."""
+_IDLE_COPIES: Final = """SELECT d.datname FROM pg_database d WHERE d.datname LIKE 'gazette\\_simulation\\_%'
+    AND pg_get_userbyid(d.datdba) = current_user
+    AND NOT EXISTS (SELECT FROM pg_stat_activity a WHERE left(a.datname, 36) = left(d.datname, 36))"""
+"""Copies of runs without a session, of the present role."""
 _LOCATION: Final = frozenset(
     {"host", "hostaddr", "port", "user", "username", "password", "dbname", "database", "service"}
 )
@@ -79,7 +94,8 @@ class SQLServer:
                 hint="Write postgresql+psycopg://user@host/name, and install the driver.",
             ) from error
         self._inherited = os.environ.get(_ENV, "")
-        self.prefix = self._inherited or f"gazette_simulation_{secrets.token_hex(4)}"
+        now = int(SystemClock().now())
+        self.prefix = self._inherited or f"gazette_simulation_{now:08x}_{secrets.token_hex(4)}"
         self._prepared = f"{self.prefix}_{'elsewhere' if self._inherited else 'prepared'}"
         self._session: Any = None
         """The session of this process that creates and drops copies."""
@@ -227,6 +243,7 @@ class SQLServer:
                     path=PATH,
                     hint="Name a database for simulations. It is copied for each run.",
                 )
+            self._drop_left_over(cursor)
             try:
                 cursor.execute(f"CREATE DATABASE {self._prepared} TEMPLATE {quoted(given)}")
             except Exception as error:
@@ -235,6 +252,20 @@ class SQLServer:
                     path=PATH,
                     hint=_HINTS.get(sqlstate(error), "The server's log may say more."),
                 ) from error
+
+    def _drop_left_over(self, cursor: Any) -> None:
+        """Drop the copies of former runs that were killed."""
+        cursor.execute(_IDLE_COPIES)
+        made_before = SystemClock().now() - _LEFT_OVER_S
+        for (name,) in cursor.fetchall():
+            match = _COPY.fullmatch(name)
+            if match is None or int(match[1], 16) >= made_before:
+                continue
+            with contextlib.suppress(self._dialect.loaded_dbapi.Error):  # A run uses it after all.
+                cursor.execute(f"DROP DATABASE IF EXISTS {name}")
+                log.warning(
+                    "dropped the database %(name)s of a run that was killed", {"name": name}
+                )
 
     def _drop_all(self) -> None:
         """Drop the copies, also those of processes that were killed."""

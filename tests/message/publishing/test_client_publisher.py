@@ -600,7 +600,7 @@ async def test_brokers_that_are_away_fail_the_commit_in_time(etcd: Etcd, tmp_pat
             assert "within 0.5 s" in str(raised.value)
             assert raised.value.unknown == (ONE,)
         async with Client(address) as client, ClientPublisher(client, timeout_s=0.2) as publisher:
-            with raises(Unavailable, says="no broker has answered"):
+            with raises(Unavailable, says="no broker has named a journal"):
                 await publisher.publish(ONE, Word(word="be"))
 
 

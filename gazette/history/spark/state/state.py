@@ -231,13 +231,32 @@ def _type_of(declared: str) -> str:
 
 
 def rows_of(
-    options: StateOptions, state: ShardState, names: list[str]
+    options: StateOptions, state: ShardState, types: Mapping[str, pa.DataType]
 ) -> Iterator[tuple[Any, ...]]:
-    """Yield the rows of a state with these columns."""
+    """Yield the rows of a state with these columns. Raise `Invalid` for a text of SQLite that is not UTF-8,
+    unless its column is binary."""
+    names = list(types)
     if state.kind is StateKind.SQLITE:
-        quoted = ", ".join(_quoted(name) for name in names) or "NULL"
-        sql = f"SELECT {quoted} FROM {_quoted(options.table)}"  # noqa: S608
-        yield from state.connection().execute(sql)
+        is_utf8 = state.query("PRAGMA encoding")[0][0] == "UTF-8"
+        texts = {
+            name: _as_bytes(name) if is_utf8 and pa.types.is_binary(types[name]) else _quoted(name)
+            for name in names
+        }
+        source = f"FROM {_quoted(options.table)}"
+        try:
+            yield from state.connection().execute(
+                f"SELECT {', '.join(texts.values()) or 'NULL'} {source}"
+            )
+        except UnicodeDecodeError as error:
+            bad = ", ".join(
+                name for name, text in texts.items() if not _decodes(state, text, source)
+            )
+            raise Invalid(
+                f"a text is not UTF-8: {error.object!r}",
+                path="option fields",
+                hint="Give the type binary to its column in the option fields.",
+                column=bad,
+            ) from error
     elif state.kind is StateKind.ROCKSDB:
         indices = [("key", "value").index(name) for name in names]
         for pair in state.iterate(column_family=options.column_family):
@@ -248,6 +267,21 @@ def rows_of(
 
 def _quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
+
+
+def _as_bytes(name: str) -> str:
+    """Return the SQL of a column whose texts are read as their bytes."""
+    column = _quoted(name)
+    return f"CASE typeof({column}) WHEN 'text' THEN CAST({column} AS BLOB) ELSE {column} END"
+
+
+def _decodes(state: ShardState, column: str, source: str) -> bool:
+    try:
+        for _ in state.connection().execute(f"SELECT {column} {source}"):
+            pass
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 class StateReader(DataSourceReader):
@@ -273,7 +307,8 @@ class StateReader(DataSourceReader):
                 return
             require_columns(self._options, state, partition.value, names)
             rows: list[tuple[Any, ...]] = []
-            for row in rows_of(self._options, state, names):
+            types = {name: schema.field(name).type for name in names}
+            for row in rows_of(self._options, state, types):
                 rows.append(row)
                 if len(rows) >= _BATCH_ROWS:
                     yield _batch(schema, names, partition.value, rows)
@@ -285,20 +320,35 @@ class StateReader(DataSourceReader):
 def _batch(schema: pa.Schema, names: list[str], shard: str, rows: list[tuple[Any, ...]]) -> Any:
     columns = dict(zip(names, zip(*rows, strict=True), strict=True)) if names else {}
     columns[SHARD] = (shard,) * len(rows)
-    try:
-        arrays = [_array(columns[field.name], field.type) for field in schema]
-    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-        raise Invalid(
-            f"a value of the state does not have its column's type: {error}",
-            path="option fields",
-            hint="SQLite keeps any type in any column: give the fields' types yourself.",
-        ) from error
+    arrays = []
+    for field in schema:
+        try:
+            arrays.append(_array(columns[field.name], field.type))
+        except pa.ArrowException as error:
+            hint = "SQLite keeps any type in any column: give the fields' types yourself."
+            if pa.types.is_temporal(field.type):
+                hint = (
+                    "Give the field the type long, double or string, and convert it in Spark, such as by "
+                    "timestamp_seconds() or to_timestamp()."
+                )
+            raise Invalid(
+                f"a value of the state does not have its column's type: {error}",
+                path="option fields",
+                hint=hint,
+                column=field.name,
+                shard=shard,
+            ) from error
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def _array(values: Sequence[Any], data_type: pa.DataType) -> pa.Array:
     """Return a column. Raise an error of Arrow for a value that does not have its type."""
-    if pa.types.is_integer(data_type) or pa.types.is_temporal(data_type):
+    if pa.types.is_temporal(data_type):
+        # Stores have no type for times, and Arrow takes any number for microseconds.
+        value = next((value for value in values if value is not None), None)
+        if value is not None:
+            raise pa.ArrowInvalid(f"{value!r} is not of type {data_type}")
+    if pa.types.is_integer(data_type):
         # Arrow would cut off the fraction of a number.
         fraction = next((value for value in values if isinstance(value, float)), None)
         if fraction is not None:
@@ -314,4 +364,11 @@ def state_schema(given: Mapping[str, str]) -> str:
         return f"{SHARD} string, {options.fields}"
     with _opened(options, list_partitions(options)[0]) as state:
         columns = columns_of(options, state)
-    return ", ".join([f"{SHARD} string", *(f"`{name}` {kind}" for name, kind in columns)])
+    if clash := [name for name, _ in columns if name.lower() == SHARD]:
+        raise Invalid(
+            f"the state has a column {clash[0]!r}, and {SHARD} is the name of the shard",
+            path="option fields",
+            hint="Name the other columns and their types by the option fields.",
+        )
+    escaped = [(name.replace("`", "``"), kind) for name, kind in columns]
+    return ", ".join([f"{SHARD} string", *(f"`{name}` {kind}" for name, kind in escaped)])
