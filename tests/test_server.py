@@ -1072,6 +1072,35 @@ async def test_a_body_that_fails_is_one_line_of_ours(
     assert "gazette.net.streaming_body: the body of /body was cut off: " in line
 
 
+@pytest.mark.parametrize("cut", ["error", "stop"])
+async def test_a_client_of_http_1_0_notices_an_answer_that_is_cut_off(cut: str) -> None:
+    """There the end of the connection is the end of the body. nginx speaks HTTP/1.0 by default."""
+    sent = asyncio.Event()
+
+    async def parts() -> AsyncIterator[bytes]:
+        yield b"some"
+        await sent.wait()
+        raise Broken("the end")
+
+    async def body(request: Request) -> Response:
+        return StreamedBody(parts())
+
+    server = bound()
+    async with TaskScope("test") as scope:
+        server.start_http(scope, Starlette(routes=[Route("/body", body)]))
+        reader, writer = await connected(server)
+        writer.write(b"GET /body HTTP/1.0\r\nHost: test\r\n\r\n")
+        assert (await reader.readuntil(b"some")).endswith(b"\r\n\r\nsome")
+        if cut == "error":
+            sent.set()
+        else:
+            await server.stop(0.1)
+        with pytest.raises(ConnectionResetError):
+            await reader.read()
+        writer.close()
+        await server.stop(5.0)
+
+
 async def test_what_is_called_is_counted() -> None:
     def counts(method: str, kind: str) -> tuple[float, float, float]:
         labels = (kind, SERVICE, method)
