@@ -50,7 +50,7 @@ class Contexts:
         if directory is None:
             return cls(None)
         path = directory / FILE
-        if not path.exists():  # Most users have no contexts: spare them the import.
+        if not os.path.exists(path):  # Most users have no contexts: spare them the import.
             return cls(path)
         import yaml
 
