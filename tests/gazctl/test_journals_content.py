@@ -355,6 +355,29 @@ async def test_a_blocking_read_follows_the_head_and_the_selector(
     assert json.loads(offsets.read_text()) == {"a/old": 18, "a/new": 4 + 18 + 4}
 
 
+async def test_a_blocking_read_goes_on_with_a_journal_that_was_created_again(
+    etcd: Etcd, broker: BrokerFixture, gazctl: Runner
+) -> None:
+    """A watch may show both changes as one, for example when its broker has restarted meanwhile."""
+    await broker.create(journal_spec("a/journal"))
+    await broker.client.append(AppendParams("a/journal"), b"a former life")
+    argv = ["journals", "read", "-l", "name=a/journal", "--block"]
+    streams = Streams()
+    async with TaskScope("test") as scope:
+        reading = scope.spawn(run_in_loop(argv, gazctl.environ, streams.terminal), name="read")
+        await until(lambda: streams.out.getvalue() == b"a former life", reading)
+        (broker.file_root / "other").mkdir()
+        again = journal_spec("a/journal", stores=("file:///other/",))
+        (key,) = (kv.key for kv in (await etcd.range("")).kvs if b"/items/" in kv.key)
+        await etcd.delete(key)
+        await etcd.put(key, again.to_pb().SerializeToString())
+        await until(lambda: "created again" in streams.err.getvalue(), reading)
+        await broker.settled("a/journal")
+        await broker.client.append(AppendParams("a/journal"), b", a new one")
+        await until(lambda: streams.out.getvalue().endswith(b", a new one"), reading)
+        scope.cancel()
+
+
 async def test_journals_that_cannot_be_read_are_reported(
     broker: BrokerFixture, gazctl: Runner
 ) -> None:
@@ -368,6 +391,9 @@ async def test_journals_that_cannot_be_read_are_reported(
     await broker.create(journal_spec("a/write-only", flags=2))
     result = await gazctl("journals", "read", "-l", "name=a/write-only")
     assert (result.code, "NOT_ALLOWED" in result.err) == (1, True)
+    for out in ("/no/such/directory/offsets.json", "/", "."):
+        result = await gazctl("journals", "read", "-l", "name=none", "--offsets-out", out)
+        assert (result.code, f"cannot write to {out}" in result.err) == (2, True)
     result = await gazctl("journals", "read", "-l", "name=none", "-o", "/no/such/file")
     assert (result.code, "cannot write to /no/such/file" in result.err) == (2, True)
 
