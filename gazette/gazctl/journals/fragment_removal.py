@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import Self
 
 from gazette.blobs.blob_store import BlobStore
@@ -117,6 +119,21 @@ class FragmentRemover:
         return result
 
 
+class Spans:
+    """The offsets of many fragments."""
+
+    def __init__(self, fragments: Iterable[Fragment]) -> None:
+        spans = sorted((fragment.begin, fragment.end) for fragment in fragments)
+        self._begins = [begin for begin, _ in spans]
+        self._ends = list(accumulate((end for _, end in spans), max))
+        """By index, the last offset of all fragments up to that of the same index in ``_begins``."""
+
+    def cover(self, fragment: Fragment) -> bool:
+        """Return True if ``fragment`` lies within one of the fragments."""
+        index = bisect_right(self._begins, fragment.begin)
+        return index > 0 and fragment.end <= self._ends[index - 1]
+
+
 def _within(
     store: BlobStore,
     url: str,
@@ -126,7 +143,7 @@ def _within(
 ) -> list[Fragment]:
     """Return the journal's own fragments in one store that lie within one of ``removed``, without these."""
     removed_paths = {(fragment.backing_store, fragment.content_path()) for fragment in removed}
-    spans = sorted((fragment.begin, fragment.end) for fragment in removed)
+    spans = Spans(removed)
     covered: list[Fragment] = []
     for info in store.list(f"{journal}/"):
         try:
@@ -137,7 +154,7 @@ def _within(
         if (
             owner.owns(fragment.path_postfix)
             and (url, fragment.content_path()) not in removed_paths
-            and any(begin <= fragment.begin and fragment.end <= end for begin, end in spans)
+            and spans.cover(fragment)
         ):
             covered.append(fragment)
     return covered
