@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import io
 import json
 import struct
 import threading
@@ -19,6 +21,7 @@ from gazette.client.journals import JournalChange
 from gazette.client.read.reader import ReadParams
 from gazette.cluster.etcd.client import Etcd
 from gazette.errors import NotYet, Unavailable
+from gazette.gazctl.io.terminal import Terminal
 from gazette.gazctl.journals import append as journals_append
 from gazette.gazctl.journals import append_status as append_waits
 from gazette.gazctl.perform import run_in_loop
@@ -157,6 +160,33 @@ async def test_keys_may_be_names_base64_or_frames(broker: BrokerFixture, gazctl:
     assert (await content(broker, "a/part-001")).endswith(b"one\none\n")
     result = await gazctl("journals", "append", "-l", "topic=none", stdin=b"x")
     assert (result.code, "no journal matches" in result.err) == (1, True)
+
+
+class FailingInput(io.BytesIO):
+    """An input whose disk fails after its content."""
+
+    def read1(self, size: int | None = -1) -> bytes:
+        if data := super().read1(size):
+            return data
+        raise OSError(errno.EIO, "Input/output error")
+
+
+@pytest.mark.parametrize("framing", ["lines", "none"])
+async def test_an_input_that_fails_says_what_was_appended(
+    broker: BrokerFixture, gazctl: Runner, framing: str
+) -> None:
+    await broker.create(journal_spec("a/journal"))
+    streams = Streams()
+    source = FailingInput(b"one\ntwo\nhalf")
+    terminal = Terminal(source, streams.out, streams.err)
+    argv = ["journals", "append", "-l", "name=a/journal", "-f", framing]
+    assert await run_in_loop(argv, gazctl.environ, terminal) == 1
+    said = streams.err.getvalue()
+    assert "cannot read the input: Input/output error" in said
+    summary = "appended 8 bytes, in 2 records, to a/journal, and then the input failed"
+    assert (summary in said) == (framing == "lines")
+    expected = b"one\ntwo\n" if framing == "lines" else b""
+    assert await content(broker, "a/journal") == expected
 
 
 class SlowToList(FileStore):
