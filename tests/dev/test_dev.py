@@ -202,6 +202,9 @@ def test_mistakes_in_flags_say_what_to_do(tmp_path: Path) -> None:
             (["--brokers=0"], "expected 1 to 20"),
             (["--lease=soon"], "invalid value"),
             ([f"--port={port}", "--etcd-port=0", f"--dir={tmp_path}"], "is in use"),
+            ([f"--dir={__file__}"], "etcd cannot write to"),
+            (["--ready-file=/no/such/file"], "--ready-file: cannot write to /no/such/file"),
+            ([f"--ready-file={tmp_path}"], "Is a directory"),
         ):
             result = subprocess.run(
                 python_module("gazette.main", "dev", *arguments), capture_output=True, text=True
