@@ -148,8 +148,12 @@ async def test_a_tree_is_applied_whole_or_not_at_all(broker: BrokerFixture, gazc
     assert await revisions(broker) == created
 
     # Case: in several transactions, the first stand.
-    result = await gazctl("journals", "apply", "--max-txn-size=1", stdin=tree(-1, wrong))
+    stale = created["a/one"]
+    result = await gazctl("journals", "apply", "--max-txn-size=1", stdin=tree(stale, wrong))
     assert result.code == 1
+    assert "The first 1 of 2 changes were made." in result.err
+    assert "a/two is at revision" in result.err
+    assert "a/one is at revision" not in result.err  # That change was made.
     after = await revisions(broker)
     assert after["a/one"] > created["a/one"]
     assert after["a/two"] == created["a/two"]
