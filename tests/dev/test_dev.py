@@ -7,6 +7,7 @@ import ipaddress
 import itertools
 import json
 import random
+import shutil
 import signal
 import socket
 import subprocess
@@ -176,6 +177,22 @@ async def test_a_broker_that_dies_is_reported(tmp_path: Path) -> None:
     async with asyncio.timeout(BOUND_S):
         assert await dev.process.wait() == 1
     assert "broker-1 ended" in dev.process.log_tail()
+
+
+async def test_a_cluster_stops_although_its_etcd_cannot_be_started_again(tmp_path: Path) -> None:
+    """As on a full disk. No broker is left."""
+    settings = ClusterSettings(tmp_path, brokers=1, zones=1, lease_ttl_s=LEASE_S)
+    cluster = LocalCluster(settings, SystemClock())
+    await cluster.start()
+    cluster.etcd.kill()
+    data = tmp_path / "etcd" / "data"
+    shutil.rmtree(data)
+    data.write_text("no directory")
+    try:
+        await cluster.stop(1.0)
+        assert not cluster.brokers[0].process.running
+    finally:
+        await cluster.kill_brokers()
 
 
 def test_mistakes_in_flags_say_what_to_do(tmp_path: Path) -> None:
