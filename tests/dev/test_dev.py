@@ -6,6 +6,7 @@ import asyncio
 import ipaddress
 import itertools
 import json
+import os
 import random
 import shutil
 import signal
@@ -177,6 +178,26 @@ async def test_a_broker_that_dies_is_reported(tmp_path: Path) -> None:
     async with asyncio.timeout(BOUND_S):
         assert await dev.process.wait() == 1
     assert "broker-1 ended" in dev.process.log_tail()
+
+
+async def test_a_cluster_whose_output_nobody_reads_stops_in_order(tmp_path: Path) -> None:
+    ready = tmp_path / "ready.json"
+    argv = python_module("gazette.main", "dev", f"--dir={tmp_path / 'state'}", "--port=0")
+    argv += ["--etcd-port=0", "--ui=false", f"--ready-file={ready}"]
+    reading, writing = os.pipe()
+    process = await asyncio.create_subprocess_exec(
+        *argv, stdout=writing, stderr=asyncio.subprocess.PIPE
+    )
+    os.close(writing)
+    with os.fdopen(reading, "rb") as output:
+        while b"Ctrl-C" not in await asyncio.to_thread(output.readline):
+            assert process.returncode is None
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.terminate()
+    assert process.stderr is not None
+    assert b"Traceback" not in await process.stderr.read()
+    await process.wait()
+    assert not [child for child in children if child.is_running()]
 
 
 async def test_a_cluster_stops_although_its_etcd_cannot_be_started_again(tmp_path: Path) -> None:

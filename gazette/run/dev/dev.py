@@ -6,7 +6,7 @@ import asyncio
 import signal
 import sys
 from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -115,7 +115,8 @@ async def _serve(settings: ClusterSettings, flags: DevFlags, clock: Clock) -> in
         finally:
             if ready_file is not None:
                 ready_file.unlink(missing_ok=True)
-            print("stopping …", flush=True)
+            with suppress(OSError):  # The reader of the output may be gone.
+                print("stopping …", flush=True)
             await asyncio.shield(cluster.stop())  # noqa: TID251 - a task of its own
             scope.cancel()
 
