@@ -219,6 +219,24 @@ async def test_unix_sockets_serve_both_and_replace_stale_files(tmp_path: Path) -
     del running
 
 
+async def test_the_socket_of_a_process_that_accepts_nothing_is_in_use(tmp_path: Path) -> None:
+    """As of a stopped process. Its queue is full, so that connections wait."""
+    path = str(tmp_path / "sock")
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+        listener.bind(path)
+        listener.listen(0)
+        while True:
+            waiting = stack.enter_context(socket.socket(socket.AF_UNIX))
+            waiting.setblocking(False)
+            try:
+                waiting.connect(path)
+            except BlockingIOError:
+                break
+        with raises(Unavailable, address=f"unix://{path}", says="Address already in use"):
+            bound(port=f"unix://{path}")
+
+
 async def test_a_file_that_is_no_socket_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_text("not to be lost")
