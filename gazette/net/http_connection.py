@@ -125,7 +125,7 @@ class HttpConnection(asyncio.Protocol):
                 self._stall_alarm.set(STALL_S)
 
     def cut_off(self) -> None:
-        """End the connection now. If bytes are missing, reset it: an answer whose end is that of its connection
+        """End the connection now. If bytes are missing, reset it: an answer that ends with its connection
         must not look whole."""
         transport = self.transport
         is_missing = not transport.is_closing() or transport.get_write_buffer_size()

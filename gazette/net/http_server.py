@@ -31,8 +31,6 @@ log = logging.getLogger(__name__)
 UNIX_PREFIX: Final = "unix://"
 FIRST_REQUEST_S: Final = 2.0
 NEXT_REQUEST_S: Final = 0.25
-_PROBE_S: Final = 1.0
-"""Seconds in which a process that listens at a unix socket takes a connection into its queue."""
 _CUT_OFF_S: Final = 1.0
 """Seconds that cancelled requests may take to end."""
 
@@ -124,11 +122,11 @@ def clear_stale_socket(path: str) -> None:
     if not is_socket:
         raise cannot_listen(address, OSError(errno.EEXIST, "it exists, and is no socket"))
     with socket.socket(socket.AF_UNIX) as probe:
-        probe.settimeout(_PROBE_S)
+        probe.setblocking(False)
         try:
             probe.connect(path)
-        except TimeoutError:
-            pass  # A process listens there, and accepts nothing.
+        except BlockingIOError:
+            pass  # A process listens there, and accepts nothing: its queue is full.
         except ConnectionRefusedError:
             with contextlib.suppress(OSError):
                 os.unlink(path)
