@@ -16,6 +16,7 @@ from gazette.cluster.process.member import MemberFlags, ProcessFlags
 from gazette.config.schema import Schema, duration, exit_with, setting
 from gazette.errors import Invalid
 from gazette.gazctl.commands import COMMANDS
+from gazette.gazctl.contexts import Contexts
 from gazette.gazctl.settings import schema_of
 from tests.facts import raises
 
@@ -107,6 +108,9 @@ def test_flags_are_read_as_their_kind(cache: Schema, argv: list[str], expected: 
         ([], {"BROKER_FAST": "maybe"}, "expected true or false"),
         (["--broker.mode=c"], {}, "expected one of a, b"),
         (["--config=/no/such.ini"], {}, "configuration file does not exist"),
+        ([f"--config={'x' * 300}"], {}, "configuration file does not exist"),
+        (["--config=~no-such-user/x"], {}, "--config: it begins with an unknown home directory"),
+        (["--broker.root=~no-such-user/x"], {}, "it begins with an unknown home directory"),
     ],
 )
 def test_what_is_wrong_is_named(
@@ -162,6 +166,13 @@ def test_files_are_searched_in_the_directory_and_then_below_home(
     assert load(cache, environ={"HOME": str(tmp_path)}, directory=here).mode == "a"
 
 
+def test_a_home_where_nothing_can_be_looked_up_has_no_file(cache: Schema, tmp_path: Path) -> None:
+    """As for a service that runs as another user, with the HOME of root."""
+    environ = {"HOME": f"/{'x' * 300}"}
+    assert load(cache, environ=environ, directory=tmp_path) == CacheFlags()
+    assert Contexts.load(environ).named == {}
+
+
 @pytest.mark.parametrize("text", ["broker: [", "- a\n", "broker:\n\t- x"])
 def test_a_file_that_cannot_be_read_is_named(cache: Schema, tmp_path: Path, text: str) -> None:
     (tmp_path / "prog.yaml").write_text(text)
@@ -173,6 +184,7 @@ def test_the_printed_configuration_reads_back_and_holds_no_secret(
     cache: Schema, tmp_path: Path
 ) -> None:
     argv = ["--broker.cache.ttl=90s", "--broker.names=a,b", "--broker.key=hunter2", "--broker.fast"]
+    argv.append("--broker.root=/line\u2028separator\x85")
     loaded = cache.load(argv, {}, directory=tmp_path)
     text = cache.render_ini(loaded)
     assert "hunter2" not in text

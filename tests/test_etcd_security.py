@@ -224,6 +224,24 @@ async def test_tokens_are_renewed_when_etcd_forgot_them(tmp_path: Path) -> None:
             await watched(watcher, "app/")
 
 
+async def test_calls_that_wait_for_a_token_keep_their_deadlines(tmp_path: Path) -> None:
+    """They ask for a token one after the other, and etcd may not answer."""
+    with etcd_for_tests(tmp_path, durable=True, arguments=["--bcrypt-cost=4"]) as server:
+        enable_auth(server)
+        settings = settings_of(server, user="app", password="pw", request_timeout_s=1.0)
+        connection = Connection(settings, SystemClock())
+        server.pause()
+        etcd = Etcd(connection)
+        try:
+            async with asyncio.timeout(5.0):
+                calls = [etcd.get(f"app/{number}") for number in range(20)]
+                answers = await asyncio.gather(*calls, return_exceptions=True)
+        finally:
+            server.resume()
+            await etcd.close()
+        assert {type(answer) for answer in answers} == {Unavailable}
+
+
 async def test_a_user_is_no_harm_until_etcd_asks_for_one(tmp_path: Path) -> None:
     with etcd_for_tests(tmp_path, arguments=["--bcrypt-cost=4"]) as server:
         app = settings_of(server, user="app", password="pw")

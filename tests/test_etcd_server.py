@@ -134,6 +134,17 @@ def test_a_missing_binary_says_how_to_get_one(tmp_path: Path) -> None:
     assert is_advised(caught.value)
 
 
+@pytest.mark.parametrize("name", ["", "etcd.log", "etcd.lock"])
+def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path, name: str) -> None:
+    directory = tmp_path / "etcd"
+    if name:
+        (directory / name).mkdir(parents=True)
+    else:
+        directory.write_text("a file")
+    with raises(Invalid, path="directory", says=f"etcd cannot write to {directory}"):
+        EtcdServer(directory).start()
+
+
 def test_a_port_in_use_is_named(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]

@@ -219,6 +219,24 @@ async def test_unix_sockets_serve_both_and_replace_stale_files(tmp_path: Path) -
     del running
 
 
+async def test_the_socket_of_a_process_that_accepts_nothing_is_in_use(tmp_path: Path) -> None:
+    """As of a stopped process. Its queue is full, so that connections wait."""
+    path = str(tmp_path / "sock")
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+        listener.bind(path)
+        listener.listen(0)
+        while True:
+            waiting = stack.enter_context(socket.socket(socket.AF_UNIX))
+            waiting.setblocking(False)
+            try:
+                waiting.connect(path)
+            except BlockingIOError:
+                break
+        with raises(Unavailable, address=f"unix://{path}", says="Address already in use"):
+            bound(port=f"unix://{path}")
+
+
 async def test_a_file_that_is_no_socket_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_text("not to be lost")
@@ -1070,6 +1088,35 @@ async def test_a_body_that_fails_is_one_line_of_ours(
         root.setLevel(level)
     (line,) = lines.getvalue().splitlines()
     assert "gazette.net.streaming_body: the body of /body was cut off: " in line
+
+
+@pytest.mark.parametrize("cut", ["error", "stop"])
+async def test_a_client_of_http_1_0_notices_an_answer_that_is_cut_off(cut: str) -> None:
+    """There the end of the connection is the end of the body. nginx speaks HTTP/1.0 by default."""
+    sent = asyncio.Event()
+
+    async def parts() -> AsyncIterator[bytes]:
+        yield b"some"
+        await sent.wait()
+        raise Broken("the end")
+
+    async def body(request: Request) -> Response:
+        return StreamedBody(parts())
+
+    server = bound()
+    async with TaskScope("test") as scope:
+        server.start_http(scope, Starlette(routes=[Route("/body", body)]))
+        reader, writer = await connected(server)
+        writer.write(b"GET /body HTTP/1.0\r\nHost: test\r\n\r\n")
+        assert (await reader.readuntil(b"some")).endswith(b"\r\n\r\nsome")
+        if cut == "error":
+            sent.set()
+        else:
+            await server.stop(0.1)
+        with pytest.raises(ConnectionResetError):
+            await reader.read()
+        writer.close()
+        await server.stop(5.0)
 
 
 async def test_what_is_called_is_counted() -> None:

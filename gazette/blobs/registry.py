@@ -394,7 +394,7 @@ class BlobStores:
         a daemon: it never returns."""
         async with TaskScope("blob-stores") as scope:
             scope.daemon(self._sweep_hourly(), name="sweep")
-            scope.daemon(self._watch_calls(), name="watch")
+            scope.daemon(self.watch_calls(), name="watch")
             while True:
                 for active in self._unchecked:
                     scope.spawn(self._check_until_swept(active), name=active.url)
@@ -451,8 +451,8 @@ class BlobStores:
             await self._clock.sleep(SWEEP_INTERVAL_S)
             self.sweep()
 
-    async def _watch_calls(self) -> None:
-        """Look for calls that hang each second, while any call is in progress."""
+    async def watch_calls(self) -> None:
+        """Look for calls that hang each second, while any call is in progress. So does `run_health`."""
         while True:
             await self._busy.wait()
             await self._clock.sleep(_WATCH_INTERVAL_S)

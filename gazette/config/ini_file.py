@@ -15,7 +15,7 @@ def ini_entries(text: str) -> Iterator[tuple[str, str]]:
     line. A value in double quotes may hold escapes. A key without a value is left out.
     """
     section = ""
-    for number, line in enumerate(text.splitlines(), start=1):
+    for number, line in enumerate(text.split("\n"), start=1):
         line = line.strip()
         if not line or line[0] in ";#":
             continue

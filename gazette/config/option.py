@@ -149,6 +149,16 @@ def _parse_duration(text: str) -> float:
     return parse_go_duration(text.strip()) / SECOND
 
 
+def expanded(text: str) -> Path:
+    """Return a path, with the home directory that it begins with. Raise ``Invalid`` for an unknown one."""
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:
+        raise Invalid(
+            "it begins with an unknown home directory", hint="Write the whole path."
+        ) from error
+
+
 def _parse_bool(text: str) -> bool:
     word = text.strip().lower()
     if word in TRUE_WORDS or word in FALSE_WORDS:
@@ -161,7 +171,7 @@ _PARSERS: Final[Mapping[str, Callable[[str], Any]]] = {
     "int": lambda text: parse_integer(text.strip()),
     "float": lambda text: parse_number(text.strip()),
     "bool": _parse_bool,
-    "path": lambda text: Path(text).expanduser() if text.strip() else None,
+    "path": lambda text: expanded(text) if text.strip() else None,
     "list": lambda text: tuple(word.strip() for word in text.split(",") if word.strip()),
     "duration": _parse_duration,
 }

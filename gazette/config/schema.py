@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -30,7 +31,15 @@ from pathlib import Path
 from typing import Any, Final, NoReturn, TypeVar
 
 from gazette.config.ini_file import ini_entries, ini_value
-from gazette.config.option import FALSE_WORDS, TRUE_WORDS, Option, duration, options_of, setting
+from gazette.config.option import (
+    FALSE_WORDS,
+    TRUE_WORDS,
+    Option,
+    duration,
+    expanded,
+    options_of,
+    setting,
+)
 from gazette.errors import Bug, Invalid
 from gazette.runtime.near_names import near_name
 from gazette.runtime.redaction import is_plain
@@ -290,16 +299,24 @@ class Schema:
         """Return the ``given`` file, or the first one in ``directory`` and the home directory; None without
         any. Raise ``Invalid`` if the given file does not exist."""
         if given is not None:
-            path = Path(given).expanduser()
-            if not path.is_file():
-                raise Invalid("configuration file does not exist", path="--config", file=str(path))
+            try:
+                path = expanded(given)
+            except Invalid as error:
+                raise error.within("--config") from error
+            if not os.path.isfile(path):
+                raise Invalid(
+                    "configuration file does not exist, or this user may not see it",
+                    path="--config",
+                    file=str(path),
+                )
             return path
         if self.file_stem is None:
             return None
         homes = [environ[name] for name in ("HOME", "UserProfile") if environ.get(name)]
         for parent in (directory or Path(), *(Path(home, ".config", "gazette") for home in homes)):
             for suffix in (".ini", ".yaml", ".yml"):
-                if (path := parent / f"{self.file_stem}{suffix}").is_file():
+                # Unlike ``Path.is_file``, this is False in a directory that the user may not enter.
+                if os.path.isfile(path := parent / f"{self.file_stem}{suffix}"):
                     return path
         return None
 

@@ -19,16 +19,15 @@ def use(context: Context, _command: Command) -> int:
     Raise ``NotFound`` for an unknown context, and ``Invalid`` for that of a run, which ends with the run.
     """
     name = _name_of(context)
-    contexts = Contexts.load(context.environ)
-    if name not in contexts.named and name in run_contexts(context.environ):
-        raise Invalid(
-            f"context {name} is there only while its run is",
-            path="gazctl context use",
-            hint=f"Give --context={name}, or set GAZCTL_CONTEXT={name}.",
-        )
-    contexts.require(name, "gazctl context use")
-    contexts.current = name
-    contexts.save()
+    with Contexts.changing(context.environ) as contexts:
+        if name not in contexts.named and name in run_contexts(context.environ):
+            raise Invalid(
+                f"context {name} is there only while its run is",
+                path="gazctl context use",
+                hint=f"Give --context={name}, or set GAZCTL_CONTEXT={name}.",
+            )
+        contexts.require(name, "gazctl context use")
+        contexts.current = name
     context.terminal.note(f"commands go to {_shown(contexts.named[name])} (context {name})")
     return 0
 
@@ -54,9 +53,8 @@ def set_addresses(context: Context, _command: Command) -> int:
             path="gazctl context set",
             hint="Give --broker.address, --consumer.address, or both.",
         )
-    contexts = Contexts.load(context.environ)
-    contexts.named[name] = {**contexts.named.get(name, {}), **addresses}
-    contexts.save()
+    with Contexts.changing(context.environ) as contexts:
+        contexts.named[name] = {**contexts.named.get(name, {}), **addresses}
     context.terminal.note(f"context {name}: {_shown(contexts.named[name])}")
     return 0
 
@@ -64,18 +62,17 @@ def set_addresses(context: Context, _command: Command) -> int:
 def delete(context: Context, _command: Command) -> int:
     """Forget a context and its sign-in. Raise ``NotFound`` for an unknown one."""
     name = _name_of(context)
-    contexts = Contexts.load(context.environ)
-    contexts.require(name, "gazctl context delete")
-    path = sign_in_path(context.environ, name)
-    if path is not None and path.exists():
-        from gazette.client.oidc.token_file import locked
+    with Contexts.changing(context.environ) as contexts:
+        contexts.require(name, "gazctl context delete")
+        path = sign_in_path(context.environ, name)
+        if path is not None and path.exists():
+            from gazette.client.oidc.token_file import locked
 
-        with locked(path):
-            path.unlink(missing_ok=True)
-    del contexts.named[name]
-    if contexts.current == name:
-        contexts.current = ""
-    contexts.save()
+            with locked(path):
+                path.unlink(missing_ok=True)
+        del contexts.named[name]
+        if contexts.current == name:
+            contexts.current = ""
     return 0
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -39,7 +41,6 @@ def as_variables(addresses: Mapping[str, str]) -> dict[str, str]:
 class Contexts:
     """Named addresses. ``current`` is the name of the addresses in use; empty if no name is in use."""
 
-    path: Path | None
     current: str = ""
     named: dict[str, dict[str, str]] = field(default_factory=dict)
 
@@ -48,16 +49,16 @@ class Contexts:
         """Read the file; without a file there are no contexts. Raise ``Invalid`` if it cannot be read."""
         directory = contexts_directory(environ)
         if directory is None:
-            return cls(None)
+            return cls()
         path = directory / FILE
-        if not path.exists():  # Most users have no contexts: spare them the import.
-            return cls(path)
+        if not os.path.exists(path):  # Most users have no contexts: spare them the import.
+            return cls()
         import yaml
 
         try:
             value = yaml.safe_load(path.read_text())
         except FileNotFoundError:
-            return cls(path)
+            return cls()
         except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
             raise _unreadable(path, str(error)) from error
         return cls._parsed(path, value)
@@ -74,25 +75,38 @@ class Contexts:
         current = value.get("current") or ""
         if current and current not in value["contexts"]:
             raise _unreadable(path, f"there is no context {current}, which is the current one")
-        return cls(path, current, value["contexts"])
+        return cls(current, value["contexts"])
 
-    def save(self) -> None:
-        """Replace the file. Raise ``Invalid`` without a home directory, ``OSError`` if the write fails."""
-        if self.path is None:
+    @classmethod
+    @contextmanager
+    def changing(cls, environ: Mapping[str, str]) -> Iterator[Contexts]:
+        """Read the file, and replace it at the end of the block. Other processes wait for that.
+
+        Raise ``Invalid`` without a home directory, ``OSError`` if the write fails, and the errors of `load`.
+        """
+        directory = contexts_directory(environ)
+        if directory is None:
             raise Invalid(
                 "there is no place for contexts",
                 path="HOME",
                 hint="Set HOME to a directory that can be written.",
             )
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(parents=True, exist_ok=True)
+        with (directory / f"{FILE}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            contexts = cls.load(environ)
+            yield contexts
+            contexts._save(directory / FILE)
+
+    def _save(self, path: Path) -> None:
         import yaml
 
         text = yaml.safe_dump({"current": self.current, "contexts": self.named}, sort_keys=True)
-        handle, temporary = tempfile.mkstemp(dir=self.path.parent, prefix=f".{FILE}-")
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{FILE}-")
         try:
             with os.fdopen(handle, "w") as file:
                 file.write(text)
-            os.replace(temporary, self.path)
+            os.replace(temporary, path)
         except OSError:
             os.unlink(temporary)
             raise

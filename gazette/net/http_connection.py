@@ -10,6 +10,8 @@ import asyncio
 import contextlib
 import logging
 import re
+import socket
+import struct
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -19,6 +21,7 @@ from urllib.parse import unquote
 import h11
 from starlette.types import ASGIApp, Message, Scope
 
+from gazette.net.alarm import Alarm
 from gazette.net.strict_lines import refuse_bare_lf
 from gazette.runtime.tasks import TaskScope
 
@@ -52,6 +55,8 @@ _REFUSALS: Final = {
 }
 _BYTES: Final = re.compile(r"[:'\"]| b['\"]| bytearray")
 """Marks the bytes of a request in an error text of h11. The log omits these bytes: they may hold a token."""
+_RESET: Final = struct.pack("ii", 1, 0)
+"""Value of SO_LINGER with which a close resets the connection."""
 _TEXT: Final = (b"content-type", b"text/plain; charset=utf-8")
 
 
@@ -68,32 +73,6 @@ class Serving:
     """Set when a connection was used, or lost."""
     ends: bool = False
     """True once each answer says that its connection serves no further request."""
-
-
-class _Alarm:
-    """Calls a function once, unless it is unset before."""
-
-    def __init__(self, call: Callable[[], None]) -> None:
-        self._call = call
-        self._handle: asyncio.TimerHandle | None = None
-
-    def set(self, delay_s: float) -> None:
-        """Call the function after ``delay_s``. Do nothing if the alarm is set already."""
-        if self._handle is None:
-            self._handle = asyncio.get_running_loop().call_later(delay_s, self._ring)
-
-    @property
-    def is_set(self) -> bool:
-        return self._handle is not None
-
-    def unset(self) -> None:
-        if self._handle is not None:
-            self._handle.cancel()
-            self._handle = None
-
-    def _ring(self) -> None:
-        self._handle = None
-        self._call()
 
 
 class HttpConnection(asyncio.Protocol):
@@ -113,9 +92,9 @@ class HttpConnection(asyncio.Protocol):
         self.since = self._heard_at = _time()
         self._request: AsgiCycle | None = None  # The last request; None before the first.
         self._asks_for_head = False  # True for HEAD: the answer has no body.
-        self._request_alarm = _Alarm(self._request_late)
-        self._body_alarm = _Alarm(self._body_late)
-        self._stall_alarm = _Alarm(self._stalled)
+        self._request_alarm = Alarm(self._request_late)
+        self._body_alarm = Alarm(self._body_late)
+        self._stall_alarm = Alarm(self._stalled)
 
     @property
     def heard(self) -> bool:
@@ -144,6 +123,16 @@ class HttpConnection(asyncio.Protocol):
             self.transport.close()
             if self.transport.get_write_buffer_size():
                 self._stall_alarm.set(STALL_S)
+
+    def cut_off(self) -> None:
+        """End the connection now. If bytes are missing, reset it: an answer that ends with its connection
+        must not look whole."""
+        transport = self.transport
+        is_missing = not transport.is_closing() or transport.get_write_buffer_size()
+        if is_missing and (sock := transport.get_extra_info("socket")) is not None:
+            with contextlib.suppress(OSError):
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        transport.abort()
 
     # Called by asyncio.
 
@@ -306,7 +295,7 @@ class HttpConnection(asyncio.Protocol):
 
     def _stalled(self) -> None:
         log.debug("a client reads its answer too slowly: its connection is cut off")
-        self.transport.abort()
+        self.cut_off()
 
     # What the application answers.
 
@@ -373,7 +362,7 @@ class AsgiCycle:
         """True once the head of the answer was sent."""
         self.complete = False
         """True once the end of the answer was sent."""
-        self.half_closed = _Alarm(connection.answer_late)
+        self.half_closed = Alarm(connection.answer_late)
         """Set once the client has ended its side, and at each part of the answer: the client may be gone."""
         self._changed = asyncio.Event()
 
@@ -418,7 +407,11 @@ class AsgiCycle:
                 self._fail()
 
     def _fail(self) -> None:
-        """Answer 500 if no answer has begun, and close the connection."""
+        """Answer 500 if no answer has begun. Close the connection, so that its client notices an answer that
+        has no end."""
+        if self.started and not self.complete and self._scope["http_version"] == "1.0":
+            self._connection.cut_off()
+            return
         if not self.started and not self._lost:
             self.started = self.complete = True
             self._connection.answer(500, "Internal Server Error")

@@ -122,8 +122,11 @@ def clear_stale_socket(path: str) -> None:
     if not is_socket:
         raise cannot_listen(address, OSError(errno.EEXIST, "it exists, and is no socket"))
     with socket.socket(socket.AF_UNIX) as probe:
+        probe.setblocking(False)
         try:
             probe.connect(path)
+        except BlockingIOError:
+            pass  # A process listens there, and accepts nothing: its queue is full.
         except ConnectionRefusedError:
             with contextlib.suppress(OSError):
                 os.unlink(path)
@@ -272,7 +275,7 @@ class HttpServer:
             waiting, key=lambda client: (client.transport.is_closing(), client.heard, client.since)
         )
         if oldest.transport.is_closing():
-            oldest.transport.abort()  # Its client does not take the rest of an answer.
+            oldest.cut_off()  # Its client does not take the rest of an answer.
         else:
             oldest.close()
         return True
@@ -328,5 +331,5 @@ async def _cut_off(serving: Serving) -> None:
     if serving.requests:
         await asyncio.wait(set(serving.requests), timeout=_CUT_OFF_S)
     for connection in serving.connections:
-        connection.transport.abort()
+        connection.cut_off()
     await _wait(serving, None, lambda: not serving.connections)

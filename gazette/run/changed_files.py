@@ -36,12 +36,12 @@ class ChangedFiles:
 
 
 def states_of(files: Iterable[str]) -> dict[str, tuple[int, int, int] | None]:
-    """Return time of change, size and inode of each file; None for a file that does not exist."""
+    """Return time of change, size and inode of each file; None for a file that is not there."""
     states: dict[str, tuple[int, int, int] | None] = {}
     for name in files:
         try:
             stat = Path(name).stat()
-        except FileNotFoundError:
+        except OSError:
             states[name] = None
         else:
             states[name] = (stat.st_mtime_ns, stat.st_size, stat.st_ino)

@@ -87,6 +87,12 @@ def _target(words: Sequence[str]) -> str:
             path="gazette run",
             hint="Name its file or class, as in gazette run app.py, and its own flags after --.",
         )
+    try:
+        words[0].encode()
+    except UnicodeEncodeError as error:
+        raise Invalid(
+            "the name of the application is no UTF-8", path="gazette run", hint="Rename its file."
+        ) from error
     return words[0]
 
 

@@ -40,12 +40,18 @@ class RunLock:
         try:
             self._path.parent.mkdir(0o700, parents=True, exist_ok=True)
             self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._lock()
         except OSError as error:
+            self._close()
             raise Invalid(
                 f"cannot write to {self._path.parent}: {error.strerror}",
                 path="--dir",
-                hint="Give a directory that this user may write to.",
+                hint="Give a directory that this user may write to, on a disk with free space.",
             ) from error
+        return self
+
+    def _lock(self) -> None:
+        """Lock the open file, and write this process's entry. The former entry stays if that fails."""
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -54,9 +60,9 @@ class RunLock:
             raise _lock_conflict(self._path.parent, owner) from None
         self.after_crash = os.fstat(self._fd).st_size > 0  # A release empties the file.
         own_entry = LockOwner(os.getpid(), self._target, time.strftime("%Y-%m-%d %H:%M:%S"))
-        os.ftruncate(self._fd, 0)
-        os.pwrite(self._fd, msgspec.json.encode(own_entry), 0)
-        return self
+        content = msgspec.json.encode(own_entry)
+        os.pwrite(self._fd, content, 0)
+        os.ftruncate(self._fd, len(content))
 
     def is_lost(self) -> bool:
         """Return True if the lock's file is gone or replaced, because the directory was removed."""
@@ -78,7 +84,8 @@ class RunLock:
             return None  # The owner has not written its name yet.
 
     def _close(self) -> None:
-        os.close(self._fd)
+        if self._fd >= 0:
+            os.close(self._fd)
         self._fd = -1
 
 

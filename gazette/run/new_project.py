@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -69,6 +70,14 @@ def write_project(directory: Path) -> list[str]:
         path.name.removesuffix(_SUFFIX): path.read_text().replace(_PLACEHOLDER, name)
         for path in sorted(_TEMPLATE.glob(f"*{_SUFFIX}"))
     }
-    for file, text in {**files, ".gitignore": _IGNORED}.items():
-        (directory / file).write_text(text)
+    try:
+        for file, text in {**files, ".gitignore": _IGNORED}.items():
+            (directory / file).write_text(text)
+    except OSError as error:
+        shutil.rmtree(directory, ignore_errors=True)
+        raise Invalid(
+            f"cannot write {directory}: {error.strerror}",
+            path="gazette new",
+            hint="Make space, or name a directory of another disk.",
+        ) from error
     return list(files)

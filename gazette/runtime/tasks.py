@@ -315,12 +315,17 @@ class LoopThread:
     """An event loop in its own thread, for blocking code without a loop.
 
     Call ``run`` from any thread but the loop's own. Close the object at the end: ``close`` cancels running
-    coroutines. In a forked child, ``run`` raises ``Closed``, and ``close`` changes nothing.
+    coroutines. From then on, and in a forked child, ``run`` raises ``Closed``. In a forked child, ``close``
+    changes nothing.
     """
 
     def __init__(self, name: str) -> None:
+        self._name = name
         self._process = MadeBeforeFork(f"the {name}")
         self._loop = asyncio.new_event_loop()
+        self._lock = threading.Lock()
+        self._ended = False
+        """True once the loop takes no more coroutines. Changed and read under the lock."""
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -341,7 +346,11 @@ class LoopThread:
         if self._process.was_forked:
             coro.close()
         self._process.require()
-        return asyncio.run_coroutine_threadsafe(coro, self._loop)
+        with self._lock:
+            if not self._ended:
+                return asyncio.run_coroutine_threadsafe(coro, self._loop)
+        coro.close()
+        raise Closed(f"the {self._name} was closed")
 
     def leave(self, coro: Coroutine[Any, Any, object]) -> None:
         """Run a coroutine on the loop, then end the thread. Return before the coroutine has ended."""
@@ -351,13 +360,22 @@ class LoopThread:
     def close(self) -> None:
         """Cancel all running coroutines, wait for them, and end the thread. May be repeated. Not on the
         loop's own thread."""
-        if not self._process.was_forked and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
+        if self._process.was_forked:
+            return
+        with self._lock:
+            if not self._ended:
+                self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
 
     def _run(self) -> None:
         with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
-            runner.get_loop().run_forever()
+            loop = runner.get_loop()
+            loop.run_forever()
+            with self._lock:
+                self._ended = True
+            # Begin the coroutines that came meanwhile: the runner cancels only those that have begun.
+            loop.call_soon(loop.stop)
+            loop.run_forever()
 
 
 async def first_of(*events: asyncio.Event) -> None:

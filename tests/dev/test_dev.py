@@ -6,7 +6,9 @@ import asyncio
 import ipaddress
 import itertools
 import json
+import os
 import random
+import shutil
 import signal
 import socket
 import subprocess
@@ -178,6 +180,42 @@ async def test_a_broker_that_dies_is_reported(tmp_path: Path) -> None:
     assert "broker-1 ended" in dev.process.log_tail()
 
 
+async def test_a_cluster_whose_output_nobody_reads_stops_in_order(tmp_path: Path) -> None:
+    ready = tmp_path / "ready.json"
+    argv = python_module("gazette.main", "dev", f"--dir={tmp_path / 'state'}", "--port=0")
+    argv += ["--etcd-port=0", "--ui=false", f"--ready-file={ready}"]
+    reading, writing = os.pipe()
+    process = await asyncio.create_subprocess_exec(
+        *argv, stdout=writing, stderr=asyncio.subprocess.PIPE
+    )
+    os.close(writing)
+    with os.fdopen(reading, "rb") as output:
+        while b"Ctrl-C" not in await asyncio.to_thread(output.readline):
+            assert process.returncode is None
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.terminate()
+    assert process.stderr is not None
+    assert b"Traceback" not in await process.stderr.read()
+    await process.wait()
+    assert not [child for child in children if child.is_running()]
+
+
+async def test_a_cluster_stops_although_its_etcd_cannot_be_started_again(tmp_path: Path) -> None:
+    """As on a full disk. No broker is left."""
+    settings = ClusterSettings(tmp_path, brokers=1, zones=1, lease_ttl_s=LEASE_S)
+    cluster = LocalCluster(settings, SystemClock())
+    await cluster.start()
+    cluster.etcd.kill()
+    data = tmp_path / "etcd" / "data"
+    shutil.rmtree(data)
+    data.write_text("no directory")
+    try:
+        await cluster.stop(1.0)
+        assert not cluster.brokers[0].process.running
+    finally:
+        await cluster.kill_brokers()
+
+
 def test_mistakes_in_flags_say_what_to_do(tmp_path: Path) -> None:
     port = free_port()
     taken = subprocess.Popen(
@@ -202,6 +240,9 @@ def test_mistakes_in_flags_say_what_to_do(tmp_path: Path) -> None:
             (["--brokers=0"], "expected 1 to 20"),
             (["--lease=soon"], "invalid value"),
             ([f"--port={port}", "--etcd-port=0", f"--dir={tmp_path}"], "is in use"),
+            ([f"--dir={__file__}"], "etcd cannot write to"),
+            (["--ready-file=/no/such/file"], "--ready-file: cannot write to /no/such/file"),
+            ([f"--ready-file={tmp_path}"], "Is a directory"),
         ):
             result = subprocess.run(
                 python_module("gazette.main", "dev", *arguments), capture_output=True, text=True

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import io
 import json
 import struct
 import threading
@@ -19,6 +21,7 @@ from gazette.client.journals import JournalChange
 from gazette.client.read.reader import ReadParams
 from gazette.cluster.etcd.client import Etcd
 from gazette.errors import NotYet, Unavailable
+from gazette.gazctl.io.terminal import Terminal
 from gazette.gazctl.journals import append as journals_append
 from gazette.gazctl.journals import append_status as append_waits
 from gazette.gazctl.perform import run_in_loop
@@ -157,6 +160,33 @@ async def test_keys_may_be_names_base64_or_frames(broker: BrokerFixture, gazctl:
     assert (await content(broker, "a/part-001")).endswith(b"one\none\n")
     result = await gazctl("journals", "append", "-l", "topic=none", stdin=b"x")
     assert (result.code, "no journal matches" in result.err) == (1, True)
+
+
+class FailingInput(io.BytesIO):
+    """An input whose disk fails after its content."""
+
+    def read1(self, size: int | None = -1) -> bytes:
+        if data := super().read1(size):
+            return data
+        raise OSError(errno.EIO, "Input/output error")
+
+
+@pytest.mark.parametrize("framing", ["lines", "none"])
+async def test_an_input_that_fails_says_what_was_appended(
+    broker: BrokerFixture, gazctl: Runner, framing: str
+) -> None:
+    await broker.create(journal_spec("a/journal"))
+    streams = Streams()
+    source = FailingInput(b"one\ntwo\nhalf")
+    terminal = Terminal(source, streams.out, streams.err)
+    argv = ["journals", "append", "-l", "name=a/journal", "-f", framing]
+    assert await run_in_loop(argv, gazctl.environ, terminal) == 1
+    said = streams.err.getvalue()
+    assert "cannot read the input: Input/output error" in said
+    summary = "appended 8 bytes, in 2 records, to a/journal, and then the input failed"
+    assert (summary in said) == (framing == "lines")
+    expected = b"one\ntwo\n" if framing == "lines" else b""
+    assert await content(broker, "a/journal") == expected
 
 
 class SlowToList(FileStore):
@@ -355,6 +385,29 @@ async def test_a_blocking_read_follows_the_head_and_the_selector(
     assert json.loads(offsets.read_text()) == {"a/old": 18, "a/new": 4 + 18 + 4}
 
 
+async def test_a_blocking_read_goes_on_with_a_journal_that_was_created_again(
+    etcd: Etcd, broker: BrokerFixture, gazctl: Runner
+) -> None:
+    """A watch may show both changes as one, for example when its broker has restarted meanwhile."""
+    await broker.create(journal_spec("a/journal"))
+    await broker.client.append(AppendParams("a/journal"), b"a former life")
+    argv = ["journals", "read", "-l", "name=a/journal", "--block"]
+    streams = Streams()
+    async with TaskScope("test") as scope:
+        reading = scope.spawn(run_in_loop(argv, gazctl.environ, streams.terminal), name="read")
+        await until(lambda: streams.out.getvalue() == b"a former life", reading)
+        (broker.file_root / "other").mkdir()
+        again = journal_spec("a/journal", stores=("file:///other/",))
+        (key,) = (kv.key for kv in (await etcd.range("")).kvs if b"/items/" in kv.key)
+        await etcd.delete(key)
+        await etcd.put(key, again.to_pb().SerializeToString())
+        await until(lambda: "created again" in streams.err.getvalue(), reading)
+        await broker.settled("a/journal")
+        await broker.client.append(AppendParams("a/journal"), b", a new one")
+        await until(lambda: streams.out.getvalue().endswith(b", a new one"), reading)
+        scope.cancel()
+
+
 async def test_journals_that_cannot_be_read_are_reported(
     broker: BrokerFixture, gazctl: Runner
 ) -> None:
@@ -368,6 +421,9 @@ async def test_journals_that_cannot_be_read_are_reported(
     await broker.create(journal_spec("a/write-only", flags=2))
     result = await gazctl("journals", "read", "-l", "name=a/write-only")
     assert (result.code, "NOT_ALLOWED" in result.err) == (1, True)
+    for out in ("/no/such/directory/offsets.json", "/", "."):
+        result = await gazctl("journals", "read", "-l", "name=none", "--offsets-out", out)
+        assert (result.code, f"cannot write to {out}" in result.err) == (2, True)
     result = await gazctl("journals", "read", "-l", "name=none", "-o", "/no/such/file")
     assert (result.code, "cannot write to /no/such/file" in result.err) == (2, True)
 

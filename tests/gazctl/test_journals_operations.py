@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import random
 import re
+import threading
 import time
 import urllib.request
 from dataclasses import replace
@@ -16,8 +18,11 @@ from google.protobuf import text_format
 from gazette.client.append.appender import AppendParams
 from gazette.client.journals import JournalChange
 from gazette.cluster.etcd.client import Etcd
-from gazette.errors import Corrupt
+from gazette.errors import Corrupt, Unavailable
+from gazette.gazctl.context import Context
+from gazette.gazctl.journals.fragment_removal import blob_stores
 from gazette.gazctl.journals.fragments import holes
+from gazette.gazctl.settings import prepare
 from gazette.labels import CONTENT_RECOVERY_LOG, CONTENT_TYPE
 from gazette.protocol.fragment import Fragment
 from gazette.protocol.journal import JournalSpec, Suspend, SuspendLevel
@@ -26,10 +31,13 @@ from gazette.protocol.label_set import LabelSet
 from gazette.protocol.pb import broker_pb2
 from gazette.protocol.text import duration
 from gazette.runtime.clock import SystemClock
+from gazette.runtime.tasks import TaskScope
 from gazette.testing.broker import STORE, BrokerFixture, journal_spec
+from gazette.testing.clock import ManualClock
 from tests.facts import raises
-from tests.gazctl.runner import Runner
+from tests.gazctl.runner import Runner, Streams
 from tests.gazctl.stored import path_of, store, stored
+from tests.support.instant_clock import breathe
 
 NOW = int(time.time())  # noqa: TID251 - stores and brokers are in real time
 DAY = 86400
@@ -204,6 +212,26 @@ async def test_pruning_needs_stores_that_can_be_used(broker: BrokerFixture, gazc
     assert result.code == 1
     assert f"failed: file:///fragments/{old.content_path()}" in result.err
     assert "0 fragments were removed" in result.err
+
+
+async def test_a_store_that_hangs_is_named(tmp_path: Path) -> None:
+    """No call of it has a deadline of its own: a file may be on a mount that does not answer."""
+    streams, clock, go_on = Streams(), ManualClock(), threading.Event()
+    argv = ["journals", "prune", "-l", "name=a", f"--broker.file-root={tmp_path}"]
+    prepared = prepare(argv, {}, streams.terminal)
+    assert not isinstance(prepared, int)
+    context = Context(prepared[1], {}, streams.terminal, clock, random.Random())
+    async with blob_stores(context) as stores, TaskScope("test") as scope:
+
+        async def hang() -> None:
+            with raises(Unavailable, store="file:///", says="a call has not returned for 60 s"):
+                await stores.get("file:///").calls.run(go_on.wait, 30)
+
+        call = scope.spawn(hang(), name="call")
+        while not call.done():
+            clock.advance(1.0)
+            await breathe()
+        go_on.set()
 
 
 async def test_a_negative_retention_removes_nothing(broker: BrokerFixture, gazctl: Runner) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,14 @@ from google.protobuf import text_format
 
 from gazette.client.append.appender import AppendParams
 from gazette.client.journals import JournalChange
+from gazette.gazctl.context import Context
+from gazette.gazctl.io.spec_editor import edit_specs
+from gazette.gazctl.settings import prepare
 from gazette.labels import CONTENT_JSON_LINES, CONTENT_TYPE
 from gazette.protocol.journal import Suspend, SuspendLevel
 from gazette.protocol.label_set import LabelSelector, LabelSet
 from gazette.protocol.pb import broker_pb2
+from gazette.runtime.clock import SystemClock
 from gazette.runtime.tasks import TaskScope
 from gazette.testing.broker import BrokerFixture, journal_spec
 from tests.gazctl.runner import Runner, Streams
@@ -143,8 +148,12 @@ async def test_a_tree_is_applied_whole_or_not_at_all(broker: BrokerFixture, gazc
     assert await revisions(broker) == created
 
     # Case: in several transactions, the first stand.
-    result = await gazctl("journals", "apply", "--max-txn-size=1", stdin=tree(-1, wrong))
+    stale = created["a/one"]
+    result = await gazctl("journals", "apply", "--max-txn-size=1", stdin=tree(stale, wrong))
     assert result.code == 1
+    assert "The first 1 of 2 changes were made." in result.err
+    assert "a/two is at revision" in result.err
+    assert "a/one is at revision" not in result.err  # That change was made.
     after = await revisions(broker)
     assert after["a/one"] > created["a/one"]
     assert after["a/two"] == created["a/two"]
@@ -323,6 +332,49 @@ async def test_specifications_are_edited(
     assert (result.code, "exit code 1" in result.err) == (1, True)
     result = await gazctl(*edit, EDITOR="/no/such/editor")
     assert (result.code, "cannot run the editor" in result.err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("script", "says"),
+    [
+        ("file.write(b'# caf\\xe9\\n')", "no UTF-8"),
+        ("file.write(b'# changed\\n'), file.close(), sys.exit(3)", "exit code 3"),
+    ],
+)
+async def test_a_text_that_its_editor_saves_badly_is_kept(
+    broker: BrokerFixture, gazctl: Runner, tmp_path: Path, script: str, says: str
+) -> None:
+    await broker.create(journal_spec("a/one"))
+    editor = tmp_path / "bad.py"
+    editor.write_text(f"import sys\nwith open(sys.argv[1], 'ab') as file: {script}\n")
+    edit = ("journals", "edit", "-l", "name=a/one")
+    result = await gazctl(*edit, GAZ_EDITOR=f"{sys.executable} {editor}")
+    assert (result.code, says in result.err) == (1, True), result
+    kept = Path(result.err.split("is kept in ")[1].split("\n")[0].rstrip("."))
+    assert kept.read_bytes().endswith((b"# caf\xe9\n", b"# changed\n"))
+    kept.unlink()
+
+
+async def test_a_text_is_kept_when_its_apply_is_interrupted(tmp_path: Path) -> None:
+    editor = tmp_path / "editor.py"
+    editor.write_text("import sys\nwith open(sys.argv[1], 'a') as file: file.write('changed\\n')\n")
+    environ = {"GAZ_EDITOR": f"{sys.executable} {editor}"}
+    streams, applying = Streams(), asyncio.Event()
+    prepared = prepare(["journals", "edit", "-l", "name=a"], environ, streams.terminal)
+    assert not isinstance(prepared, int)
+    context = Context(prepared[1], environ, streams.terminal, SystemClock(), random.Random())
+
+    async def hang(text: str) -> None:
+        applying.set()
+        await asyncio.get_running_loop().create_future()
+
+    async with TaskScope("test") as scope:
+        edit = scope.spawn(edit_specs("name: a\n", hang, context), name="edit")
+        await applying.wait()
+        edit.cancel()
+    kept = Path(streams.err.getvalue().split("is kept in ")[1].split("\n")[0].rstrip("."))
+    assert kept.read_text() == "name: a\nchanged\n"
+    kept.unlink()
 
 
 async def test_a_journal_can_be_used_after_all_that(broker: BrokerFixture, gazctl: Runner) -> None:

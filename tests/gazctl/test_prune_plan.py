@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from gazette.client.shards import ShardHints
 from gazette.errors import Corrupt
+from gazette.gazctl.journals.fragment_removal import Spans
 from gazette.gazctl.shards.prune_plan import Needs, references, unpersisted
 from gazette.protocol.fragment import Fragment
 from gazette.protocol.hints import FnodeSegments, FSMHints, Segment
@@ -169,3 +170,23 @@ def test_a_fragment_goes_exactly_if_none_of_its_bytes_is_needed(
         return
     expected = [one for one in listed if not needed & set(range(one.begin, one.end))]
     assert needs.unneeded(LOG, listed) == expected
+
+
+@given(st.lists(st.tuples(st.integers(0, 20), st.integers(1, 20))), st.integers(0, 20))
+def test_a_fragment_is_covered_by_one_fragment_that_has_all_of_it(
+    places: list[tuple[int, int]], begin: int
+) -> None:
+    removed = [fragment(at, at + length) for at, length in places]
+    spans = Spans(removed)
+    for length in range(1, 20):
+        duplicate = fragment(begin, begin + length)
+        is_within = any(
+            one.begin <= duplicate.begin and duplicate.end <= one.end for one in removed
+        )
+        assert spans.cover(duplicate) == is_within
+
+
+def test_duplicates_among_many_fragments_are_found_soon() -> None:
+    """Looking at each pair of fragments would take hours."""
+    spans = Spans([fragment(at, at + 10) for at in range(0, 1_000_000, 10)])
+    assert not any(spans.cover(fragment(at, at + 11)) for at in range(0, 1_000_000, 10))

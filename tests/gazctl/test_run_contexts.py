@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 from gazette.errors import Invalid
 from gazette.gazctl.run_contexts import RunContext, published, run_contexts
 from gazette.testing.broker import BrokerFixture
-from tests.gazctl.runner import Runner
+from tests.gazctl.runner import Runner, offline
 
 FIRST = RunContext("http://127.0.0.1:1", "http://127.0.0.1:2", "app.py", "/first")
 SECOND = RunContext("http://127.0.0.1:3", "http://127.0.0.1:4", "other.py", "/second")
@@ -167,3 +168,17 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path, home: str) -> N
     assert caught.value.path
     if home == "file":
         assert run_contexts(environ) == {}
+
+
+def test_contexts_that_are_set_at_the_same_time_all_stay(tmp_path: Path) -> None:
+    names = [f"context-{at}" for at in range(24)]
+
+    def create(name: str) -> int:
+        return offline(
+            "context", "set", name, "--broker.address=http://a:1", HOME=str(tmp_path)
+        ).code
+
+    with ThreadPoolExecutor(8) as threads:
+        assert set(threads.map(create, names)) == {0}
+    listed = offline("context", "list", HOME=str(tmp_path))
+    assert sorted(row[0] for row in listed.rows) == sorted(names)

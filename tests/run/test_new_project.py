@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import resource
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from gazette.errors import Invalid
 from gazette.run.new_project import run, write_project
+from tests.facts import raises
 from tests.run.test_run import ROOT, Run
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
@@ -55,6 +58,17 @@ def test_what_cannot_be_written_is_named(
     assert run(argv) == 2
     assert says in capsys.readouterr().err
     assert [path.name for path in tmp_path.rglob("*")] == ["there"]
+
+
+def test_a_full_disk_leaves_no_part_of_a_project(tmp_path: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        with raises(Invalid, path="gazette new", says="cannot write"):
+            write_project(tmp_path / "word-count")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not (tmp_path / "word-count").exists()
 
 
 def test_its_test_passes(tmp_path: Path) -> None:

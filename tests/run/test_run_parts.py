@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import resource
 import subprocess
 import sys
 from collections.abc import Callable
@@ -177,6 +178,24 @@ def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     assert caught.value.path == "--dir"
 
 
+def test_a_full_disk_is_named_and_a_crash_not_forgotten(tmp_path: Path) -> None:
+    (tmp_path / FILE).write_bytes(b"{}")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        with pytest.raises(Invalid, match="cannot write to"), RunLock(tmp_path, "app.py"):
+            raise AssertionError("it was written")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    with RunLock(tmp_path, "app.py") as lock:
+        assert lock.after_crash
+
+
+def test_a_name_that_is_no_text_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["\udcff.py"]) == 2
+    assert "is no UTF-8" in capsys.readouterr().err
+
+
 # --- Files
 
 
@@ -185,13 +204,15 @@ def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     [
         lambda path: path.write_text("longer than before"),
         lambda path: path.unlink(),
-        lambda path: path.with_name("new").rename(path),
+        lambda path: (path.parent.parent / "new").rename(path),
+        lambda path: (path.unlink(), path.parent.rmdir(), path.parent.write_text("x")),
     ],
-    ids=["written", "removed", "replaced"],
+    ids=["written", "removed", "replaced", "directory became a file"],
 )
 async def test_changed_files_are_seen(tmp_path: Path, change: Callable[[Path], Any]) -> None:
-    path, other = tmp_path / "a.py", tmp_path / "b.py"
-    for one in (path, other, tmp_path / "new"):
+    path, other, new = tmp_path / "dir" / "a.py", tmp_path / "b.py", tmp_path / "new"
+    path.parent.mkdir()
+    for one in (path, other, new):
         one.write_text("x")
     files = ChangedFiles([str(path), str(other)])
     change(path)

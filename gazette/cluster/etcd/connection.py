@@ -23,6 +23,7 @@ from gazette.http2.grpc_client import Http2Transport
 from gazette.http2.transport import Transport
 from gazette.runtime.clock import Clock
 from gazette.runtime.mutex import Mutex
+from gazette.runtime.timeouts import timeout
 from gazette.runtime.tls import tls_context
 
 R = TypeVar("R")
@@ -174,7 +175,10 @@ class Connection:
             attempt_timeout_s = timeout_s / len(self._members) if repeatable else timeout_s
         failures, stale = 0, None
         while True:
-            token = await self.token(stale=stale) if authenticated else ""
+            remaining_s = max(deadline - self.clock.monotonic(), 0.0)
+            token = ""
+            if authenticated:
+                token = await self.token(stale=stale, timeout_s=remaining_s)
             member = self.preferred
             remaining_s = max(deadline - self.clock.monotonic(), 0.0)
             result, failure = await self._try(
@@ -196,19 +200,33 @@ class Connection:
                     continue
             raise self._unavailable(operation, failure, repeatable) from failure.error.__cause__
 
-    async def token(self, *, stale: str | None = None) -> str:
+    async def token(self, *, stale: str | None = None, timeout_s: float | None = None) -> str:
         """Return the token to send; ``""`` without a user, or if etcd needs no token.
 
-        ``stale`` is a token that was refused. Raise ``NotAllowed`` if etcd refuses the user or the password.
+        ``stale`` is a token that was refused. Raise ``NotAllowed`` if etcd refuses the user or the password,
+        and ``Unavailable`` without a token after ``timeout_s`` (None: that of the settings).
         """
         if not self.settings.user:
             return ""
         if self._token is not None and self._token != stale:
             return self._token
-        async with self._login.hold():
+        timeout_s = timeout_s if timeout_s is not None else self.settings.request_timeout_s
+        deadline = self.clock.monotonic() + timeout_s
+        try:
+            async with timeout(timeout_s):
+                await self._login.take()
+        except TimeoutError:
+            raise Unavailable(
+                "etcd gives no token",
+                hint="Another call has asked for it. Check that etcd runs and has a leader.",
+                endpoints=self.endpoints,
+            ) from None
+        try:
             if self._token is None or self._token == stale:
-                self._token = await self._authenticate()
+                self._token = await self._authenticate(deadline - self.clock.monotonic())
             return self._token
+        finally:
+            self._login.give(None)
 
     def move_on(self, member: Member, error: GazetteError) -> None:
         """Prefer the endpoint after ``member`` from now on, unless another call has moved on already."""
@@ -261,7 +279,7 @@ class Connection:
             backoff = min(_BACKOFF_MIN_S * 2 ** min(rounds - 1, 10), _BACKOFF_MAX_S)
             await self.clock.sleep(max(min(backoff, deadline - self.clock.monotonic()), 0.0))
 
-    async def _authenticate(self) -> str:
+    async def _authenticate(self, timeout_s: float) -> str:
         """Return a new token, or ``""`` if this etcd needs none."""
         request = rpc_pb2.AuthenticateRequest(
             name=self.settings.user, password=self.settings.password
@@ -271,6 +289,7 @@ class Connection:
                 "Authenticate",
                 lambda m, metadata, t: m.auth.Authenticate(request, metadata=metadata, timeout=t),
                 repeatable=True,
+                timeout_s=timeout_s,
                 authenticated=False,
             )
         except Conflict as error:

@@ -13,10 +13,11 @@ import shutil
 import signal
 import socket
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Self
+from typing import BinaryIO, Final, Self
 
 from gazette.errors import Broken, Conflict, Invalid, NotFound, Unavailable
 from gazette.runtime.clock import Clock, SystemClock
@@ -134,15 +135,16 @@ class EtcdServer:
         """Start the process and return when it serves. Has no effect while it runs.
 
         Raise ``NotFound`` (no binary), ``Unavailable`` (the port is in use, or it did not serve in time),
-        ``Conflict`` (another etcd holds the directory) or ``Broken`` (it died at start; the error carries the
-        end of its log). After any error, no process is left.
+        ``Conflict`` (another etcd holds the directory), ``Invalid`` (it cannot be written) or ``Broken`` (it
+        died at start; the error carries the end of its log). After any error, no process is left.
         """
         if self.running:
             return
         if self._process is not None:
             self._forget(self._process)  # it has died
         binary = self._binary if self._binary is not None else find_etcd()
-        self.directory.mkdir(0o700, parents=True, exist_ok=True)
+        with self._writing():
+            self.directory.mkdir(0o700, parents=True, exist_ok=True)
         if self._lifeline is None:
             self._lifeline = _Lifeline()
         try:
@@ -227,21 +229,31 @@ class EtcdServer:
     def _launch(self, binary: str, timeout_s: float) -> None:
         """Start the process with its guard, and return when it serves. See `start` for the errors."""
         self._check_address()
-        log_start = self.log_path.stat().st_size if self.log_path.exists() else 0
-        lock = self._lock_directory()
+        with self._writing():
+            log = self.log_path.open("ab")
+        with log:
+            log_start = log.tell()
+            self._process = self._run(binary, log)
+        assert self._lifeline is not None
+        self._guard = self._lifeline.end_with_it(self._process.pid)
+        self._await_ready(self._process, log_start, timeout_s)
+
+    def _run(self, binary: str, log: BinaryIO) -> subprocess.Popen[bytes]:
+        """Return the process, which holds the lock of the directory."""
+        with self._writing():
+            lock = self._lock_directory()
         try:
-            with self.log_path.open("ab") as log:
-                self._process = subprocess.Popen(
-                    [binary, *self._command(binary)],
-                    cwd=self.directory,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    # etcd would take flags from these variables, too.
-                    env={k: v for k, v in os.environ.items() if not k.startswith("ETCD_")},
-                    pass_fds=(lock,),
-                    start_new_session=True,
-                )
+            return subprocess.Popen(
+                [binary, *self._command(binary)],
+                cwd=self.directory,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                # etcd would take flags from these variables, too.
+                env={k: v for k, v in os.environ.items() if not k.startswith("ETCD_")},
+                pass_fds=(lock,),
+                start_new_session=True,
+            )
         except OSError as error:
             raise NotFound(
                 "the etcd binary cannot be run",
@@ -251,9 +263,18 @@ class EtcdServer:
             ) from error
         finally:
             os.close(lock)
-        assert self._lifeline is not None
-        self._guard = self._lifeline.end_with_it(self._process.pid)
-        self._await_ready(self._process, log_start, timeout_s)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Raise ``Invalid`` if a file of the directory cannot be written in the block."""
+        try:
+            yield
+        except OSError as error:
+            raise Invalid(
+                f"etcd cannot write to {self.directory}: {error.strerror}",
+                path="directory",
+                hint="Give a directory that this user may write to.",
+            ) from error
 
     def _forget(self, process: subprocess.Popen[bytes]) -> None:
         """End the guard of a process that is dead or dying, wait for the process, and note its exit code."""

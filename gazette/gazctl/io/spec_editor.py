@@ -18,8 +18,17 @@ _HEADER: Final = (
     f"{_TIP}Make your changes, save, and leave the editor. Without changes nothing is applied.\n"
 )
 _EDITOR_DEFAULT: Final = "vi"
+_ESCAPED: Final = "surrogateescape"
 _ATTEMPTS_MAX: Final = 5
 """Greatest number of times to open an editor again without a terminal: a program may repeat its mistake."""
+
+
+class _EditorFailure(GazetteError):
+    """An editor that failed. ``saved`` is the text as it left it."""
+
+    def __init__(self, message: str, saved: str) -> None:
+        super().__init__(message)
+        self.saved = saved
 
 
 def read_specs(path: str, context: Context) -> str:
@@ -38,16 +47,22 @@ async def edit_specs(text: str, apply: Callable[[str], Awaitable[None]], context
 
     If ``apply`` finds the text ``Invalid``, open the text again, with the error above, until the text is
     valid. Give up with ``Invalid`` if the user leaves such a text unchanged or, without a terminal, if it was
-    opened again `_ATTEMPTS_MAX` times. This error, and others of ``apply``, name a file that keeps the text.
+    opened again `_ATTEMPTS_MAX` times. Keep a changed text in a file if it is not applied, for whatever
+    reason, and name that file.
     """
     shown, problem, attempts = _HEADER + text, "", 0
     while True:
-        edited, attempts = await _run_editor(shown, context), attempts + 1
+        try:
+            edited, attempts = await _run_editor(shown, context), attempts + 1
+        except _EditorFailure as failure:
+            if _content(failure.saved) != text:
+                failure.hint = _keep(failure.saved)
+            raise
         unchanged = _content(edited) == _content(shown)
         if unchanged and not problem:
             return False
         if unchanged or (attempts > _ATTEMPTS_MAX and not context.terminal.stdin.isatty()):
-            raise Invalid(f"gave up: {problem}", hint=_keep(edited, context))
+            raise Invalid(f"gave up: {problem}", hint=_keep(edited))
         try:
             await apply(_content(edited))
         except Invalid as error:
@@ -56,7 +71,10 @@ async def edit_specs(text: str, apply: Callable[[str], Awaitable[None]], context
             shown = _HEADER + lines + _content(edited)
         except GazetteError as error:
             advice = [] if error.hint == type(error).default_hint else [error.hint]
-            error.hint = "\n".join([*advice, _keep(edited, context)])
+            error.hint = "\n".join([*advice, _keep(edited)])
+            raise
+        except asyncio.CancelledError:  # The user interrupts an apply that takes long.
+            context.terminal.note(_keep(edited))
             raise
         else:
             return True
@@ -68,19 +86,17 @@ def _content(text: str) -> str:
     return "".join(line for line in lines if not line.startswith((_TIP.strip(), _PROBLEM.strip())))
 
 
-def _keep(text: str, context: Context) -> str:
+def _keep(text: str) -> str:
     """Keep the user's text in a file. Return a sentence with the name of the file."""
-    with tempfile.NamedTemporaryFile(
-        "w", prefix="gazctl-edit-", suffix=".yaml", delete=False, encoding="utf-8"
-    ) as file:
-        file.write(_content(text))
+    with tempfile.NamedTemporaryFile(prefix="gazctl-edit-", suffix=".yaml", delete=False) as file:
+        file.write(_content(text).encode(errors=_ESCAPED))
     return f"Your text is kept in {file.name}."
 
 
 async def _run_editor(text: str, context: Context) -> str:
     """Return the text after the user has edited it.
 
-    Raise ``Invalid`` if the editor cannot be run, and ``GazetteError`` if it fails or saves no text.
+    Raise ``Invalid`` if the editor cannot be run, and `_EditorFailure` if it fails or saves no text.
     """
     command = context.environ.get("GAZ_EDITOR") or context.environ.get("EDITOR") or _EDITOR_DEFAULT
     with tempfile.TemporaryDirectory(prefix="gazctl-") as directory:
@@ -100,17 +116,26 @@ async def _run_editor(text: str, context: Context) -> str:
             ) from error
         finally:
             context.on_signal = former_handler
+        saved, problem = _read(path)
         if code != 0:
-            raise GazetteError(f"the editor {command!r} ended with exit code {code}")
-        return _read(path)
+            problem = f"the editor {command!r} ended with exit code {code}"
+        if problem:
+            raise _EditorFailure(problem, saved or text)
+        return saved
 
 
 def _write(path: Path, text: str) -> None:
     path.write_text(text, encoding="utf-8")
 
 
-def _read(path: Path) -> str:
+def _read(path: Path) -> tuple[str, str]:
+    """Return the saved text, with bytes that are no UTF-8 escaped, and why it cannot be used; empty if it
+    can."""
     try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise GazetteError(f"cannot read what the editor saved: {error}") from error
+        saved = path.read_text(encoding="utf-8", errors=_ESCAPED)
+        saved.encode()
+    except OSError as error:
+        return "", f"cannot read what the editor saved: {error}"
+    except UnicodeEncodeError:
+        return saved, "what the editor saved is no UTF-8 text"
+    return saved, ""

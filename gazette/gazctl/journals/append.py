@@ -42,6 +42,10 @@ Choose = Callable[[bytes], str]
 """Function from a key to a journal. Raises ``NotFound`` if ``direct`` keys name no matching journal."""
 
 
+class _Unreadable(GazetteError):
+    """The input cannot be read further."""
+
+
 async def run(context: Context) -> int:
     flags = context.flags(AppendFlags)
     selector = parse_selector(flags.selector, required=True)
@@ -69,7 +73,7 @@ async def run(context: Context) -> int:
             async with _showing_progress(context, appending, size):
                 try:
                     await pool.run(_append_input, appending, flags, context)
-                except (Invalid, NotFound) as error:
+                except (Invalid, NotFound, _Unreadable) as error:
                     await _flush(context, service, client.address)
                     raise appending.stopped_by(error) from error
                 await _flush(context, service, client.address)
@@ -198,21 +202,26 @@ class Appending:
         if not self._bytes:
             return error
         return GazetteError(
-            f"{self.summary()}, and then the input was wrong: {error}",
+            f"{self.summary()}, and then the input failed: {error}",
             hint="Correct it, and give only the records behind those that were appended.",
         )
 
     def append_whole(self, source: BinaryIO) -> None:
-        """Append the whole input as one append. An empty input appends nothing."""
+        """Append the whole input as one append. An empty input appends nothing, nor does an input that cannot
+        be read to its end."""
         data = _read(source)
         if not data:
             return
         self._records = 1
-        with self._service.start_append(self._params_of(self._choose(b""))) as append:
-            while data:
-                append.write(data)
-                self._bytes += len(data)
-                data = _read(source)
+        try:
+            with self._service.start_append(self._params_of(self._choose(b""))) as append:
+                while data:
+                    append.write(data)
+                    self._bytes += len(data)
+                    data = _read(source)
+        except _Unreadable:
+            self._bytes = 0
+            raise
 
     def append_records(self, source: BinaryIO, splitter: Splitter, *, keys: bool) -> None:
         """Append each record in its own append. With ``keys``, each record follows a record with its key:
@@ -256,13 +265,13 @@ class Appending:
 
 def _read(source: BinaryIO) -> bytes:
     """Return the available bytes of the input, up to the size of a read; empty at its end. Raise
-    ``GazetteError`` if it cannot be read."""
+    `_Unreadable` if it cannot be read."""
     try:
         read1 = getattr(source, "read1", source.read)
         data: bytes = read1(READ_BYTES)
         return data
     except OSError as error:
-        raise GazetteError(f"cannot read the input: {error.strerror}") from error
+        raise _Unreadable(f"cannot read the input: {error.strerror}") from error
 
 
 async def _flush(context: Context, service: AppendService, address: str) -> None:

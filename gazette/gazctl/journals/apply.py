@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from gazette.client.client import Client
 from gazette.client.journals import JournalChange, ListedJournal
-from gazette.errors import Conflict, GazetteError, Invalid, NotFound, Unavailable
+from gazette.errors import Invalid, NotFound, Unavailable
+from gazette.gazctl.batches import ANY_REVISION, apply_in_batches, check_batch_size
 from gazette.gazctl.context import Context, parse_selector
 from gazette.gazctl.flags import EditFlags, JournalsApplyFlags
 from gazette.gazctl.io.output import proto_text
@@ -21,10 +22,6 @@ from gazette.protocol.text import duration
 from gazette.protocol.text.validation import within
 from gazette.runtime.timeouts import timeout
 
-TXN_OPS_DEFAULT = 128
-"""Operations that etcd accepts in one transaction by default."""
-ANY_REVISION = -1
-_SHOWN_MAX = 10
 _POLL_S = 0.2
 
 
@@ -176,64 +173,22 @@ def _with_suspension(spec: JournalSpec, current: JournalSpec) -> JournalSpec:
 
 
 async def _apply(context: Context, changes: Sequence[JournalChange], batch_size: int) -> None:
-    """Apply changes, and report them. Raise errors of the client: hints explain conflicts, large batches."""
+    """Apply changes, and report them. The errors are those of `apply_in_batches`."""
     check_batch_size(batch_size)
     if not changes:
         context.terminal.note("there is nothing to apply")
         return
     client = await context.broker()
     changes = await keep_suspensions(context, client, changes)
-    try:
-        async with context.answering(client.address):
-            header = await client.apply_journals(changes, batch_size=batch_size)
-    except Conflict as error:
-        expected = {
-            item.delete if item.upsert is None else item.upsert.name: item.expect_mod_revision
-            for item in changes
-        }
-        current = await journals_by_name(context, client, expected)
-        revisions = {name: journal.mod_revision for name, journal in current.items()}
-        error.hint = explain_conflict(expected, revisions)
-        raise
-    except GazetteError as error:
-        advise_batches(error, len(changes), batch_size)
-        raise
-    deleted = sum(1 for change in changes if change.delete)
-    context.terminal.note(
-        f"applied at revision {header.etcd.revision}: "
-        f"{len(changes) - deleted} put, {deleted} deleted"
+
+    async def revisions() -> dict[str, int]:
+        names = [item.delete if item.upsert is None else item.upsert.name for item in changes]
+        current = await journals_by_name(context, client, names)
+        return {name: journal.mod_revision for name, journal in current.items()}
+
+    await apply_in_batches(
+        context, client.address, changes, batch_size, client.apply_journals, revisions
     )
-
-
-def check_batch_size(size: int) -> None:
-    if size < 0:
-        raise Invalid(f"invalid size ({size}; expected >= 0)", path="--max-txn-size")
-
-
-def advise_batches(error: GazetteError, changes: int, batch_size: int) -> None:
-    """Replace the hint of an error if its transaction may have been too large."""
-    if changes > TXN_OPS_DEFAULT and (batch_size == 0 or batch_size > TXN_OPS_DEFAULT):
-        error.hint = (
-            f"The transaction has {changes} changes, and etcd accepts {TXN_OPS_DEFAULT} by "
-            f"default. Apply them in several: --max-txn-size={TXN_OPS_DEFAULT // 2}."
-        )
-
-
-def explain_conflict(expected: Mapping[str, int], found: Mapping[str, int]) -> str:
-    """Return a text with the specifications that are not at the expected revision."""
-    wrong = [
-        f"{name} {_revision_text(found.get(name, 0))}, expected: it {_revision_text(revision)}"
-        for name, revision in sorted(expected.items())
-        if revision not in (ANY_REVISION, found.get(name, 0))
-    ]
-    if len(wrong) > _SHOWN_MAX:
-        wrong[_SHOWN_MAX:] = [f"and {len(wrong) - _SHOWN_MAX} more"]
-    advice = "List them again and repeat the change, or give revision -1 to change any revision."
-    return "\n".join([*wrong, advice])
-
-
-def _revision_text(revision: int) -> str:
-    return f"is at revision {revision}" if revision else "does not exist"
 
 
 def _request(changes: Sequence[JournalChange]) -> broker_pb2.ApplyRequest:

@@ -10,9 +10,10 @@ from gazette.consumer.declare.apply import TXN_CHANGES, fitted, require_healthy,
 from gazette.consumer.declare.changes import DeclaredChange, DeclaredChanges
 from gazette.consumer.declare.specs import REPLICAS_MAX, SpecSettings, fragment_spec
 from gazette.errors import Conflict, Invalid
+from gazette.gazctl.batches import TXN_OPS_DEFAULT
 from gazette.gazctl.context import Context
 from gazette.gazctl.flags import JournalsCreateFlags
-from gazette.gazctl.journals.apply import TXN_OPS_DEFAULT, validate, wait_assigned
+from gazette.gazctl.journals.apply import validate, wait_assigned
 from gazette.gazctl.journals.lookup import journals_by_name
 from gazette.protocol.journal import JournalSpec
 from gazette.protocol.journal_tree import JournalNode

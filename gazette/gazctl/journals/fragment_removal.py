@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from bisect import bisect_right
+from collections.abc import AsyncIterator, Collection, Iterable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import Self
+from itertools import accumulate
 
 from gazette.blobs.blob_store import BlobStore
 from gazette.blobs.fsspec import check_protocols
@@ -18,6 +20,7 @@ from gazette.protocol.fragment import Fragment
 from gazette.protocol.fragment_owner import FragmentOwner
 from gazette.protocol.journal import JournalSpec
 from gazette.protocol.label_set import LabelSelector
+from gazette.runtime.tasks import TaskScope
 
 
 @dataclass(slots=True)
@@ -31,34 +34,36 @@ class Removal:
     """All other reasons for which fragments stay."""
 
 
-def blob_stores(context: Context) -> BlobStores:
-    """Return stores with the credentials of this process. The caller closes them.
+@asynccontextmanager
+async def blob_stores(context: Context) -> AsyncIterator[BlobStores]:
+    """Yield stores with the credentials of this process. Calls that hang get an error after a minute.
 
     Raise ``Invalid`` for a protocol of fsspec that cannot be allowed.
     """
     flags = context.loaded.group(BrokerFlags)
     protocols = check_protocols(flags.fsspec_protocols, "broker.fsspec-protocols")
-    return BlobStores(
+    stores = BlobStores(
         BlobSettings(file_root=flags.file_root, fsspec_protocols=protocols),
         context.clock,
         threads=CALLS_MAX,
         rng=context.rng,
     )
+    async with TaskScope("stores") as scope:
+        scope.daemon(stores.watch_calls(), name="watch")
+        try:
+            yield stores
+        finally:
+            stores.close()
+            scope.cancel()
 
 
 class FragmentRemover:
-    """Remover of fragments. Use as ``async with``."""
+    """Remover of fragments from some stores."""
 
-    def __init__(self, context: Context, client: Client) -> None:
+    def __init__(self, context: Context, client: Client, stores: BlobStores) -> None:
         self._context = context
         self._client = client
-        self._stores = blob_stores(context)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._stores.close()
+        self._stores = stores
 
     async def owner(self, spec: JournalSpec) -> FragmentOwner:
         """Return the filter of a journal's own fragments: journals below its name have theirs in the same
@@ -117,6 +122,21 @@ class FragmentRemover:
         return result
 
 
+class Spans:
+    """The offsets of many fragments."""
+
+    def __init__(self, fragments: Iterable[Fragment]) -> None:
+        spans = sorted((fragment.begin, fragment.end) for fragment in fragments)
+        self._begins = [begin for begin, _ in spans]
+        self._ends = list(accumulate((end for _, end in spans), max))
+        """By index, the last offset of all fragments up to that of the same index in ``_begins``."""
+
+    def cover(self, fragment: Fragment) -> bool:
+        """Return True if ``fragment`` lies within one of the fragments."""
+        index = bisect_right(self._begins, fragment.begin)
+        return index > 0 and fragment.end <= self._ends[index - 1]
+
+
 def _within(
     store: BlobStore,
     url: str,
@@ -126,7 +146,7 @@ def _within(
 ) -> list[Fragment]:
     """Return the journal's own fragments in one store that lie within one of ``removed``, without these."""
     removed_paths = {(fragment.backing_store, fragment.content_path()) for fragment in removed}
-    spans = sorted((fragment.begin, fragment.end) for fragment in removed)
+    spans = Spans(removed)
     covered: list[Fragment] = []
     for info in store.list(f"{journal}/"):
         try:
@@ -137,7 +157,7 @@ def _within(
         if (
             owner.owns(fragment.path_postfix)
             and (url, fragment.content_path()) not in removed_paths
-            and any(begin <= fragment.begin and fragment.end <= end for begin, end in spans)
+            and spans.cover(fragment)
         ):
             covered.append(fragment)
     return covered

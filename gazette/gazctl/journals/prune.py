@@ -10,7 +10,12 @@ from gazette.errors import GazetteError, Invalid, NotFound
 from gazette.gazctl.context import Context, each, parse_selector
 from gazette.gazctl.flags import JournalsPruneFlags
 from gazette.gazctl.io.output import Table
-from gazette.gazctl.journals.fragment_removal import FragmentRemover, Removal, report_removal
+from gazette.gazctl.journals.fragment_removal import (
+    FragmentRemover,
+    Removal,
+    blob_stores,
+    report_removal,
+)
 from gazette.gazctl.journals.fragments import fragments_of
 from gazette.gazctl.journals.list import list_journals
 from gazette.labels import CONTENT_RECOVERY_LOG, CONTENT_TYPE
@@ -39,7 +44,8 @@ async def run(context: Context) -> int:
     journals = (await list_journals(context, client, selector)).journals
     if not journals:
         raise NotFound("no journal matches", selector=selector)
-    async with FragmentRemover(context, client) as remover:
+    async with blob_stores(context) as stores:
+        remover = FragmentRemover(context, client, stores)
 
         async def one(journal: ListedJournal) -> PrunePlan:
             return await _plan(context, client, remover, journal.spec)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -42,6 +43,8 @@ async def run(context: Context) -> int:
     selector = parse_selector(flags.selector, required=True)
     begin_mod_time = parse_moment(flags.since, context.clock.now(), "--from")
     offsets = read_offsets(flags.offsets)
+    if flags.offsets_out is not None:
+        _require_writable(flags.offsets_out)
     client = await context.broker(flags.file_root)
     async with OutputFile(flags.output, context.terminal) as file:
         reading = Reading(context, client, flags, MergedOutput(file), begin_mod_time, offsets)
@@ -82,6 +85,8 @@ class Reading:
     """Revision of etcd of the first list; 0 before it. Journals that were created later are new."""
     _created: dict[str, int] = field(default_factory=dict)
     """Revision of etcd at which a journal was created, when its reading began."""
+    _listed: dict[str, ListedJournal] = field(default_factory=dict)
+    """The journals that match now, by name. Only for reads without end."""
 
     def on_signal(self) -> bool:
         """End all reads at their present offsets. The second signal cancels them."""
@@ -134,14 +139,30 @@ class Reading:
             await self._follow_list(listed, scope)
 
     async def _follow_list(self, listed: JournalList, scope: TaskScope) -> None:
-        """End the reads of journals that are not listed any more, and begin reads of new ones."""
-        current = {journal.spec.name: journal for journal in listed.journals}
+        """End the reads of journals that are not listed any more, and begin reads of new ones.
+
+        A journal that was deleted and created again between two lists is both.
+        """
+        self._listed = {journal.spec.name: journal for journal in listed.journals}
         for name, read in self._reads.items():
-            if name not in current:
+            if self._created_at(name) != self._created[name]:
                 read.reader.close()
-        for name, journal in current.items():
+        for name, journal in self._listed.items():
             if name not in self._reads and (opened := await self._open(journal)) is not None:
-                scope.spawn(self._copy_and_close(name, opened), name=name)
+                scope.spawn(self._copy_lives(name, opened), name=name)
+
+    def _created_at(self, name: str) -> int | None:
+        """Return the revision at which the listed journal was created; None if none is listed."""
+        journal = self._listed.get(name)
+        return None if journal is None else journal.create_revision
+
+    async def _copy_lives(self, name: str, opened: _JournalRead | None) -> None:
+        """Copy a journal to the output. If it was created again meanwhile, go on with its new content."""
+        while opened is not None:
+            await self._copy_and_close(name, opened)
+            if self.stopping.is_set() or self._created_at(name) in (None, self._created[name]):
+                return
+            opened = await self._open(self._listed[name])
 
     async def _open(self, journal: ListedJournal) -> _JournalRead | None:
         """Begin to read a journal. Return None if the journal has nothing to read."""
@@ -310,10 +331,30 @@ def read_offsets(path: Path | None) -> dict[str, int]:
     raise Invalid(f"{path} is not an object of offsets by journal", path="--offsets")
 
 
+def _require_writable(path: Path) -> None:
+    """Raise ``Invalid`` if offsets cannot be written there: after a long read they would be lost."""
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, "it is a directory")
+        temporary = _temporary(path)
+        temporary.touch()
+        temporary.unlink()
+    except OSError as error:
+        raise Invalid(
+            f"cannot write to {path}: {error.strerror}",
+            path="--offsets-out",
+            hint="Give a file in a directory that exists.",
+        ) from error
+
+
+def _temporary(path: Path) -> Path:
+    return path.with_name(path.name + ".partial")
+
+
 def write_offsets(path: Path, offsets: Mapping[str, int], former: Path | None) -> None:
     """Write offsets atomically. If ``path`` is ``former``, from which they were read, keep its old content
     in a file with the suffix `PREVIOUS`."""
-    temporary = path.with_name(path.name + ".partial")
+    temporary = _temporary(path)
     temporary.write_text(json.dumps(dict(sorted(offsets.items())), indent=2) + "\n", "utf-8")
     if former is not None and former.exists() and path.exists() and former.samefile(path):
         path.replace(path.with_name(path.name + PREVIOUS))

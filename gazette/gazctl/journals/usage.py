@@ -96,19 +96,16 @@ async def _measure_all(
     measured = specs if selected is None else selected
     named = {url for spec in measured for url in spec.fragment.stores}
     urls = sorted(set(context.loaded.arguments) or named)
-    stores = blob_stores(context)
+    async with blob_stores(context) as stores:
 
-    async def one(url: str) -> StoreUsage:
-        active_store, finder = stores.get(url), JournalFinder(specs)
-        # A URL with a query may rewrite names of journals: then list by prefix, and not the whole store.
-        is_whole = selected is None and "?" not in url
-        prefixes = [""] if is_whole else list(_prefixes(measured))
-        return await active_store.calls.run(measure, active_store.store, url, prefixes, finder)
+        async def one(url: str) -> StoreUsage:
+            active_store, finder = stores.get(url), JournalFinder(specs)
+            # A URL with a query may rewrite names of journals: list by prefix, and not the whole store.
+            is_whole = selected is None and "?" not in url
+            prefixes = [""] if is_whole else list(_prefixes(measured))
+            return await active_store.calls.run(measure, active_store.store, url, prefixes, finder)
 
-    try:
         results = await each("usage", urls, one)
-    finally:
-        stores.close()
     usages: list[StoreUsage] = []
     errors: dict[str, GazetteError] = {}
     for url, result in zip(urls, results, strict=True):

@@ -6,18 +6,13 @@ from collections.abc import Sequence
 from typing import Final
 
 from gazette.client.shards import ListedShard, ShardChange
-from gazette.errors import Broken, Conflict, GazetteError, NotFound, Unavailable
+from gazette.errors import Broken, NotFound, Unavailable
+from gazette.gazctl.batches import apply_in_batches, check_batch_size
 from gazette.gazctl.context import Context, parse_selector
 from gazette.gazctl.flags import ShardsApplyFlags, ShardsEditFlags
 from gazette.gazctl.io.output import proto_text
 from gazette.gazctl.io.spec_editor import edit_specs, read_specs
-from gazette.gazctl.journals.apply import (
-    advise_batches,
-    check_batch_size,
-    check_delete,
-    check_revision,
-    explain_conflict,
-)
+from gazette.gazctl.journals.apply import check_delete, check_revision
 from gazette.gazctl.journals.checks import verify_references
 from gazette.gazctl.shards.list import errors_text, list_shards, shards_yaml, status_text
 from gazette.protocol.label_set import EVERYTHING
@@ -147,25 +142,13 @@ async def _apply(
         return
     await _verify(context, changes, wanted=verify)
     consumer = await context.consumer()
-    try:
-        async with context.answering(consumer.address):
-            header = await consumer.apply_shards(changes, batch_size=batch_size)
-    except Conflict as error:
-        expected = {
-            change.delete if change.upsert is None else change.upsert.id: change.expect_mod_revision
-            for change in changes
-        }
+
+    async def revisions() -> dict[str, int]:
         current = await list_shards(context, consumer, EVERYTHING)
-        revisions = {shard.spec.id: shard.mod_revision for shard in current.shards}
-        error.hint = explain_conflict(expected, revisions)
-        raise
-    except GazetteError as error:
-        advise_batches(error, len(changes), batch_size)
-        raise
-    deleted = sum(1 for change in changes if change.delete)
-    context.terminal.note(
-        f"applied at revision {header.etcd.revision}: "
-        f"{len(changes) - deleted} put, {deleted} deleted"
+        return {shard.spec.id: shard.mod_revision for shard in current.shards}
+
+    await apply_in_batches(
+        context, consumer.address, changes, batch_size, consumer.apply_shards, revisions
     )
 
 

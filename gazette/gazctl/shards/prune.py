@@ -13,7 +13,7 @@ from gazette.client.shards import ListedShard, ShardClient, ShardHints
 from gazette.errors import Corrupt, GazetteError, NotFound
 from gazette.gazctl.context import Context, each, parse_selector
 from gazette.gazctl.flags import ShardsPruneFlags
-from gazette.gazctl.journals.fragment_removal import FragmentRemover
+from gazette.gazctl.journals.fragment_removal import FragmentRemover, blob_stores
 from gazette.gazctl.journals.fragments import fragments_of
 from gazette.gazctl.journals.lookup import journals_by_name
 from gazette.gazctl.journals.prune import PrunePlan, carry_out
@@ -49,7 +49,8 @@ async def run(context: Context) -> int:
     }
     journals = await journals_by_name(context, client, logs)
     health = await _store_health(context, client, journals.values())
-    async with FragmentRemover(context, client) as remover:
+    async with blob_stores(context) as stores:
+        remover = FragmentRemover(context, client, stores)
 
         async def one(log: str) -> PrunePlan:
             return await _plan(context, client, remover, needs, log, journals.get(log), health)

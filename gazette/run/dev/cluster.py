@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -15,7 +16,7 @@ from typing import Final, NoReturn
 
 from gazette.client.client import Client
 from gazette.cluster.etcd.server import EtcdServer
-from gazette.errors import Broken, Invalid, Unavailable
+from gazette.errors import Broken, GazetteError, Invalid, Unavailable
 from gazette.run.dev.heads import resume_journals
 from gazette.run.dev.processes import ChildProcess, await_ready, python_module
 from gazette.runtime.clock import Clock
@@ -217,6 +218,10 @@ class LocalCluster:
             if not self.etcd.running and await asyncio.to_thread(self._start_etcd):
                 on_restart(self.etcd.exit_code)
 
+    async def _keep_etcd_if_possible(self) -> None:
+        with contextlib.suppress(GazetteError):
+            await self.keep_etcd(lambda code: None)
+
     async def keep_brokers(self, on_change: Callable[[ChildProcess, bool], None]) -> NoReturn:
         """Start each broker again that ends. Call ``on_change`` with False when a broker ends, True once it
         is ready again.
@@ -281,13 +286,16 @@ class LocalCluster:
             await broker.process.kill()
 
     async def stop(self, timeout_s: float = 60.0) -> list[str]:
-        """Stop brokers together, then etcd. Return the names of processes that had to be killed."""
+        """Stop brokers together, then etcd. Return the names of processes that had to be killed.
+
+        If etcd has ended and cannot be started again, as on a full disk, stop the brokers without it.
+        """
         running = [broker.process for broker in self.brokers if broker.process.running]
         in_time: list[bool] = []
         if running:
             # Without etcd, brokers could neither store what they hold nor leave.
             async with TaskScope("stop") as scope:
-                scope.daemon(self.keep_etcd(lambda code: None), name="etcd")
+                scope.spawn(self._keep_etcd_if_possible(), name="etcd")
                 in_time = await asyncio.gather(*(process.stop(timeout_s) for process in running))
                 scope.cancel()
         await asyncio.to_thread(self._stop_etcd)

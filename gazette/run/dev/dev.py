@@ -6,7 +6,7 @@ import asyncio
 import signal
 import sys
 from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -70,6 +70,19 @@ def _settings(flags: DevFlags) -> ClusterSettings:
     )
 
 
+def _require_writable(ready_file: Path) -> None:
+    """Remove the ready file of a former run. Raise ``Invalid`` if a new one could not be written."""
+    try:
+        ready_file.touch()
+        ready_file.unlink()
+    except OSError as error:
+        raise Invalid(
+            f"cannot write to {ready_file}: {error.strerror}",
+            path="--ready-file",
+            hint="Give a file in a directory that exists.",
+        ) from error
+
+
 async def _serve(settings: ClusterSettings, flags: DevFlags, clock: Clock) -> int:
     """Run the cluster. Return 0 once a signal asks for a stop, or 1 once a broker has ended."""
     ready_file = flags.ready_file
@@ -78,7 +91,7 @@ async def _serve(settings: ClusterSettings, flags: DevFlags, clock: Clock) -> in
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
     if ready_file is not None:
-        ready_file.unlink(missing_ok=True)
+        _require_writable(ready_file)
     cluster = LocalCluster(settings, clock)
     async with TaskScope("dev") as scope:
         start = scope.spawn(cluster.start(), name="start")
@@ -102,7 +115,8 @@ async def _serve(settings: ClusterSettings, flags: DevFlags, clock: Clock) -> in
         finally:
             if ready_file is not None:
                 ready_file.unlink(missing_ok=True)
-            print("stopping …", flush=True)
+            with suppress(OSError):  # The reader of the output may be gone.
+                print("stopping …", flush=True)
             await asyncio.shield(cluster.stop())  # noqa: TID251 - a task of its own
             scope.cancel()
 
