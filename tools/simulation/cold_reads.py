@@ -11,7 +11,8 @@ import concurrent.futures
 import io
 import random
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from gazette.client.read import fragment_reader
@@ -29,6 +30,7 @@ from tools.simulation.world import World
 if TYPE_CHECKING:
     from tools.simulation.scenario import Scenario
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 COLD_SHARE: Final = 0.4
@@ -62,11 +64,14 @@ class StoreThreads:
         """Longest delay of a tenth of the calls."""
         self._closed = False
 
-    def submit(self, call: Callable[[], T]) -> concurrent.futures.Future[T]:
+    def submit(
+        self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+    ) -> concurrent.futures.Future[T]:
         """Perform a call now or later. Half of the calls that wait count as begun, so none cancels them."""
         if self._closed:
             raise RuntimeError("cannot schedule new futures after shutdown")
         rng, future = self._rng, concurrent.futures.Future[T]()
+        call = partial(fn, *args, **kwargs)
         if rng.random() < self._at_once:
             self._perform(future, call)
             return future

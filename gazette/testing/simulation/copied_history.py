@@ -9,12 +9,13 @@ from typing import Any, Final
 
 from gazette.client.journals import FragmentsParams, ListedJournal, StoredFragment
 from gazette.client.read.reader import ReadParams
+from gazette.client.waits import Waits
 from gazette.errors import NotFound
 from gazette.history.source import Access, OpenAccess
 from gazette.protocol.fragment import Fragment
 from gazette.protocol.journal_life import JournalLife
 from gazette.protocol.label_set import EVERYTHING, LabelSelector
-from gazette.runtime.clock import Clock
+from gazette.runtime.clock import Clock, SystemClock
 from gazette.testing.stored import write_journal
 
 _STORE: Final = "file:///fragments/"
@@ -50,6 +51,8 @@ class CopiedBrokers:
     def __init__(
         self, journals: Sequence[ListedJournal], content: Mapping[str, bytes], root: Path
     ) -> None:
+        self.clock = SystemClock()
+        self.waits = Waits()
         self._journals = {listed.spec.name: listed for listed in journals}
         self._fragments: dict[str, list[Fragment]] = {}
         self._ends = {name: len(data) for name, data in content.items()}

@@ -264,7 +264,7 @@ class SQLServer:
             with contextlib.suppress(self._dialect.loaded_dbapi.Error):  # A run uses it after all.
                 cursor.execute(f"DROP DATABASE IF EXISTS {name}")
                 log.warning(
-                    "dropped the database %(name)s of a run that was killed", {"name": name}
+                    "dropped the database %(database)s of a run that was killed", {"database": name}
                 )
 
     def _drop_all(self) -> None:
