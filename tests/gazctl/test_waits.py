@@ -68,6 +68,10 @@ async def test_a_shard_that_waits_for_its_log_says_why(
     assert f"it waits for {log}: {reason}" in result.out
     assert f"{SHARD}: waits for {log}: {reason}" in result.err
 
+    # Case: its row on the screen says so, too.
+    top = await gazctl.ok("top", "--once", "--interval=500ms", "-l", f"id={SHARD}")
+    assert f"it waits for {log}: {reason}" in top.out
+
     # Case: others ask for other shards.
     assert reason not in (await gazctl.ok("shards", "list", "-l", "id=other")).err
 
