@@ -196,11 +196,13 @@ async def test_a_publisher_that_waits_names_the_store(broker: BrokerFixture) -> 
 async def test_a_row_of_top_says_why_its_journal_does_not_answer(
     etcd: Etcd, tmp_path: Path
 ) -> None:
-    one = await BrokerFixture.start(etcd, tmp_path, lease_ttl_s=60.0)
-    await one.create(journal_spec("a/journal"))
-    async with await BrokerFixture.start(etcd, tmp_path, id="broker-two", lease_ttl_s=60.0) as two:
-        await one.crash()
-        gazctl = Runner({"BROKER_ADDRESS": two.endpoint})
+    first = await BrokerFixture.start(etcd, tmp_path, lease_ttl_s=60.0)
+    await first.create(journal_spec("a/journal"))
+    async with await BrokerFixture.start(
+        etcd, tmp_path, id="broker-two", lease_ttl_s=60.0
+    ) as second:
+        await first.crash()
+        gazctl = Runner({"BROKER_ADDRESS": second.endpoint})
         top = await gazctl.ok("top", "--once", "--interval=500ms", "-l", "name=a/journal")
         assert re.search(r"no answer from \S+ within 3 s: .*refused", top.out), top.out
-        await one.die()
+        await first.die()
