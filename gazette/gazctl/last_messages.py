@@ -14,7 +14,7 @@ from gazette.client.read.reader import OffsetJump, ReadParams
 from gazette.errors import NotYet
 from gazette.gazctl.context import Context
 from gazette.gazctl.journals.fragments import fragments_of
-from gazette.gazctl.journals.lookup import write_head
+from gazette.gazctl.journals.lookup import journal_answering, write_head
 from gazette.message.envelope import Envelope
 from gazette.message.framing.frames import MalformedMessage
 from gazette.message.message import Acknowledgement
@@ -69,7 +69,7 @@ async def find_last(
     begins = await _fragment_begins(context, client, journal.name)
     size = FIRST_BYTES
     while True:
-        begin = await _begin_of(client, journal, begins, end, size)
+        begin = await _begin_of(context, client, journal, begins, end, size)
         try:
             counts = await _count(journal, begin, end)
         except MalformedMessage:
@@ -156,7 +156,12 @@ async def _fragment_begins(context: Context, client: Client, journal: JournalNam
 
 
 async def _begin_of(
-    client: Client, journal: MessageJournal, begins: list[Offset], end: Offset, size: int
+    context: Context,
+    client: Client,
+    journal: MessageJournal,
+    begins: list[Offset],
+    end: Offset,
+    size: int,
 ) -> Offset:
     """Return an offset about ``size`` bytes before the end at which a message begins. Return 0 if fewer
     bytes exist. If messages are not lines, return the begin of a fragment."""
@@ -164,11 +169,13 @@ async def _begin_of(
     if target <= (begins[0] if begins else 0):
         return 0
     if journal.by_line:
-        return await _next_line(client, journal.name, target, end)
+        return await _next_line(context, client, journal.name, target, end)
     return max((begin for begin in begins if begin <= target), default=0)
 
 
-async def _next_line(client: Client, journal: JournalName, offset: Offset, end: Offset) -> Offset:
+async def _next_line(
+    context: Context, client: Client, journal: JournalName, offset: Offset, end: Offset
+) -> Offset:
     """Return the offset of the first line that begins at ``offset``, which is above 0, or later.
 
     Look for a newline from the byte before ``offset`` on. Where bytes of the journal are missing, take the
@@ -177,7 +184,11 @@ async def _next_line(client: Client, journal: JournalName, offset: Offset, end: 
     params = ReadParams(journal, offset - 1, end_offset=end)
     async with client.retry_reader(params) as reader:
         try:
-            while piece := await reader.read(_READ_BYTES):
+            while True:
+                async with journal_answering(context, client, journal):
+                    piece = await reader.read(_READ_BYTES)
+                if not piece:
+                    return end
                 if (newline := piece.find(b"\n")) >= 0:
                     return reader.offset - len(piece) + newline + 1
         except OffsetJump as jump:

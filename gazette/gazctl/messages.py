@@ -21,6 +21,7 @@ from gazette.gazctl.io.record_splitter import LineSplitter
 from gazette.gazctl.journals.list import list_journals
 from gazette.gazctl.journals.lookup import write_head
 from gazette.gazctl.journals.read import is_over
+from gazette.gazctl.journals.waits import ReadWaits
 from gazette.gazctl.last_messages import MessageJournal, find_last, is_data
 from gazette.history.columns import MessageFormat
 from gazette.labels import CONTENT_CSV, CONTENT_JSON_LINES, CONTENT_PROTO_FIXED, CONTENT_TYPE
@@ -93,6 +94,10 @@ class MessageWriter:
     """The last list of journals, with --follow."""
     _first_revision: int = 0
     """Revision of the first list of journals."""
+    _waits: ReadWaits = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._waits = ReadWaits(self.context, self.client)
 
     def on_signal(self) -> bool:
         """End all reads. The second signal cancels them."""
@@ -135,7 +140,7 @@ class MessageWriter:
 
     async def _until_ended(self, reads: Any) -> None:
         """Run ``reads`` until they end, or until all reads have to end."""
-        async with TaskScope("read") as scope:
+        async with self._waits.noting(), TaskScope("read") as scope:
             scope.spawn(reads, name="reads")
             scope.spawn(self._end(scope), name="end")
 
@@ -207,7 +212,8 @@ class MessageWriter:
                 return
         params = ReadParams(name, begin, block=flags.follow, end_offset=0 if flags.follow else end)
         malformed = self._skipped if flags.skip_malformed else None
-        options = {} if flags.uncommitted else {"source": source}
+        options: dict[str, Any] = {} if flags.uncommitted else {"source": source}
+        options["bytes_of"] = self._waits.unbounded if flags.follow else self._waits.bounded
         reader = self._reader(params, cls, malformed, **options)
         read_through = begin
         try:
@@ -235,7 +241,8 @@ class MessageWriter:
     def _counted(self, params: ReadParams, kind: Any) -> AsyncGenerator[list[Envelope[Any]], None]:
         """Read for `find_last`: like the later read, but with acknowledgements, and without notes."""
         malformed = _ignore if self.flags.skip_malformed else None
-        options = {} if self.flags.uncommitted else {"acknowledgements": True}
+        options: dict[str, Any] = {} if self.flags.uncommitted else {"acknowledgements": True}
+        options["bytes_of"] = self._waits.bounded
         return self._reader(params, kind, malformed, **options).batches()  # type: ignore[no-any-return]
 
     def _type_of(self, journal: ListedJournal) -> tuple[Any, Callable[[Any], Any]]:

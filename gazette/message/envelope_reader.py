@@ -30,6 +30,7 @@ from gazette.protocol.journal_life import JournalLife
 
 if TYPE_CHECKING:
     from gazette.client.client import Client
+    from gazette.client.read.retry_reader import RetryReader
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +50,9 @@ _HORIZON: Final = clock_span(PRUNE_HORIZON_NS)
 
 OnMalformed: TypeAlias = Callable[[MalformedMessage], None]
 """Callback for each malformed frame. Reading continues after the frame unless the callback raises."""
+
+BytesOf: TypeAlias = "Callable[[ReadParams], RetryReader]"
+"""Function that opens the bytes of a journal."""
 
 
 class ByteSource(Protocol):
@@ -173,7 +177,7 @@ class UncommittedReader(Generic[M]):
     malformed frame ends the reading.
     ``uuid`` is the place of the UUID in messages; empty: as the journal's label says. ``time`` is the field,
     function or `MessageTime` with the time of messages. None: as the label says, or else the clock of their
-    publishers.
+    publishers. ``bytes_of`` opens the bytes in place of ``client.retry_reader``.
     """
 
     def __init__(
@@ -185,8 +189,10 @@ class UncommittedReader(Generic[M]):
         uuid: str = "",
         time: TimeOf | None = None,
         on_malformed: OnMalformed | None = None,
+        bytes_of: BytesOf | None = None,
     ) -> None:
         self._client = client
+        self._bytes_of = bytes_of or client.retry_reader
         self._form = MessageForm(message_type, uuid, time)
         self._params = params
         self._on_malformed = on_malformed
@@ -198,7 +204,7 @@ class UncommittedReader(Generic[M]):
         """
         params = self._params
         framing, times = await self._form.resolve(self._client, params.journal)
-        source = self._client.retry_reader(params)
+        source = self._bytes_of(params)
         batches = read_batches(
             source, params.journal, framing, times=times, on_malformed=self._on_malformed
         )
@@ -214,7 +220,7 @@ class CommittedReader(Generic[M]):
     offset of ``params``. A transaction is read twice if its first message is not among the last ``ring_size``
     ones when it commits. Acknowledgements are left out unless ``acknowledgements`` is set. For ``uuid`` and
     ``time``, see `UncommittedReader`. The reader forgets producers after 24 hours of silence, as shards do:
-    see `Sequencer.checkpoint`.
+    see `Sequencer.checkpoint`. For ``bytes_of``, see `UncommittedReader`.
     """
 
     def __init__(
@@ -230,8 +236,10 @@ class CommittedReader(Generic[M]):
         uuid: str = "",
         time: TimeOf | None = None,
         on_malformed: OnMalformed | None = None,
+        bytes_of: BytesOf | None = None,
     ) -> None:
         self._client = client
+        self._bytes_of = bytes_of or client.retry_reader
         self._form = MessageForm(message_type, uuid, time)
         self._batch_max = batch_max
         self._acknowledgements = acknowledgements
@@ -255,7 +263,7 @@ class CommittedReader(Generic[M]):
         params, sequencer = self._params, self._sequencer
         framing, times = await self._form.resolve(self._client, params.journal)
         skip = None if self._on_malformed is None else self._skip
-        source = self._client.retry_reader(params)
+        source = self._bytes_of(params)
         incoming = read_batches(source, params.journal, framing, times=times, on_malformed=skip)
         async with aclosing(incoming):
             async for queued in incoming:
@@ -314,7 +322,7 @@ class CommittedReader(Generic[M]):
             framing, times = await self._form.resolve(self._client, journal)
             # Malformed frames of this range were reported when they were first read.
             skip = None if self._on_malformed is None else _ignore
-            source = _KnownBytes(self._client, params)
+            source = _KnownBytes(self._client, self._bytes_of(params))
             replay = read_batches(
                 source, journal, framing, times=times, on_malformed=skip, may_jump=False
             )
@@ -333,9 +341,9 @@ class _KnownBytes:
     """A source of bytes that were read before. While no broker has them, ask again: a broker that waits for
     bytes does not tell the life of its journal. Raise ``Unavailable`` after `_STALL_S` seconds of it."""
 
-    def __init__(self, client: Client, params: ReadParams) -> None:
+    def __init__(self, client: Client, reader: RetryReader) -> None:
         self._client = client
-        self._reader = client.retry_reader(params)
+        self._reader = reader
 
     @property
     def offset(self) -> Offset:

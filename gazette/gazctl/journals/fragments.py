@@ -17,6 +17,7 @@ from gazette.gazctl.flags import FragmentsFlags
 from gazette.gazctl.io.output import Table, json_text, proto_text
 from gazette.gazctl.io.time_args import age_text, parse_moment, time_text
 from gazette.gazctl.journals.list import list_journals
+from gazette.gazctl.journals.lookup import journal_answering
 from gazette.protocol.fragment import Fragment
 from gazette.protocol.ids import Offset
 from gazette.protocol.journal import SuspendLevel
@@ -108,7 +109,7 @@ async def fragments_of(
 ) -> tuple[StoredFragment, ...]:
     """Return the fragments of a journal; none if it was fully suspended meanwhile."""
     try:
-        async with context.answering(client.address):
+        async with journal_answering(context, client, params.journal):
             return tuple(await client.list_fragments(params))
     except NotAllowed as error:
         if status_of(error) == Status.SUSPENDED.name:

@@ -16,7 +16,6 @@ from gazette.client.journals import JournalList, ListedJournal
 from gazette.client.read.reader import OffsetJump, ReadParams
 from gazette.client.read.retry_reader import RetryReader
 from gazette.client.rpc.errors import status_of
-from gazette.client.wait_question import ask_reason
 from gazette.errors import Closed, GazetteError, Invalid, NotAllowed, NotFound, NotYet
 from gazette.gazctl.context import CALLS_MAX, Context, parse_selector
 from gazette.gazctl.flags import BrokerFlags, ReadFlags
@@ -25,6 +24,7 @@ from gazette.gazctl.io.message_boundaries import edges_of
 from gazette.gazctl.io.time_args import parse_moment
 from gazette.gazctl.journals.list import list_journals
 from gazette.gazctl.journals.lookup import write_head
+from gazette.gazctl.journals.waits import ReadWaits
 from gazette.labels import CONTENT_TYPE
 from gazette.protocol.journal import SuspendLevel
 from gazette.protocol.label_set import LabelSelector
@@ -33,9 +33,6 @@ from gazette.runtime.tasks import TaskScope
 
 READ_BYTES: Final = 1 << 18
 PREVIOUS: Final = ".previous"
-_NOTE_S: Final = 5.0
-"""Seconds between checks for journals of which no bytes have arrived."""
-_ASK_MAX: Final = 16
 
 
 async def run(context: Context) -> int:
@@ -87,6 +84,10 @@ class Reading:
     """Revision of etcd at which a journal was created, when its reading began."""
     _listed: dict[str, ListedJournal] = field(default_factory=dict)
     """The journals that match now, by name. Only for reads without end."""
+    _waits: ReadWaits = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._waits = ReadWaits(self.context, self.client)
 
     def on_signal(self) -> bool:
         """End all reads at their present offsets. The second signal cancels them."""
@@ -112,13 +113,13 @@ class Reading:
                 if not self.stopping.is_set() and (read := await self._open(journal)) is not None:
                     await self._copy_and_close(journal.spec.name, read)
 
-        async with self._noting_waits(), self._showing_progress(), TaskScope("read") as scope:
+        async with self._waits.noting(), self._showing_progress(), TaskScope("read") as scope:
             for journal in listed.journals:
                 scope.spawn(one(journal), name=journal.spec.name)
 
     async def follow(self, selector: LabelSelector) -> None:
         """Read without end from the journals that match, including those that match later."""
-        async with self._noting_waits(), TaskScope("read") as scope:
+        async with self._waits.noting(), TaskScope("read") as scope:
             watch = scope.daemon(self._watch(selector, scope), name="watch")
             scope.spawn(self._end_of(watch, scope), name="end")
 
@@ -193,7 +194,8 @@ class Reading:
         )
         content_type = spec.labels.value_of(CONTENT_TYPE) or ""
         stream = self.output.stream(edges_of(content_type))
-        read = self._reads[spec.name] = _JournalRead(RetryReader(self.client, params), stream)
+        opened = self._waits.unbounded if self.flags.block else self._waits.bounded
+        read = self._reads[spec.name] = _JournalRead(opened(params), stream)
         return read
 
     async def _first_offset(self, journal: ListedJournal) -> int:
@@ -219,7 +221,7 @@ class Reading:
         reader = read.reader
         while True:
             try:
-                piece = await self._read(reader)
+                piece = await reader.read(READ_BYTES)
             except OffsetJump as jump:
                 await read.stream.finish()
                 self.context.terminal.note(
@@ -244,47 +246,10 @@ class Reading:
             await read.stream.write(piece, at_edge=at_edge)
             self._note_offset(name, read)
 
-    async def _read(self, reader: RetryReader) -> bytes:
-        """Return the next bytes. Without --block, raise ``Unavailable`` after --timeout, with the reason."""
-        if self.flags.block:
-            return await reader.read(READ_BYTES)
-        journal = reader.params.journal
-
-        async def reason() -> str:
-            return await self._reason(journal)
-
-        async with self.context.answering(self.client.address, reason=reason):
-            return await reader.read(READ_BYTES)
-
-    async def _reason(self, journal: str) -> str:
-        reason = self.client.waits.reason(journal) or await ask_reason(self.client, journal)
-        return f"{journal}: {reason}" if reason else ""
-
-    async def _note_waits(self) -> None:
-        """Tell the user why no bytes of a journal have arrived yet, each reason once."""
-        noted: set[str] = set()
-        while True:
-            await self.context.clock.sleep(_NOTE_S)
-            silent = [name for name, read in self._reads.items() if read.reader.header is None]
-            for name in silent[:_ASK_MAX]:
-                reason = await self._reason(name)
-                if reason and reason not in noted:
-                    self.context.terminal.note(f"waiting for {reason}")
-                    noted.add(reason)
-
     def _note_offset(self, name: str, read: _JournalRead) -> None:
         """Note up to which offset a journal is written: without the bytes that its stream holds."""
         if read.reader.offset >= 0:
             self.offsets[name] = read.reader.offset - read.stream.held_bytes
-
-    @asynccontextmanager
-    async def _noting_waits(self) -> AsyncIterator[None]:
-        async with TaskScope("waits") as scope:
-            scope.daemon(self._note_waits(), name="notes")
-            try:
-                yield
-            finally:
-                scope.cancel()
 
     @asynccontextmanager
     async def _showing_progress(self) -> AsyncIterator[None]:

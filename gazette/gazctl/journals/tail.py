@@ -15,7 +15,7 @@ from gazette.gazctl.flags import ReadFlags, TailFlags
 from gazette.gazctl.io.merge import MergedOutput, OutputFile
 from gazette.gazctl.io.terminal import Terminal
 from gazette.gazctl.journals.list import list_journals
-from gazette.gazctl.journals.lookup import write_head
+from gazette.gazctl.journals.lookup import journal_answering, write_head
 from gazette.gazctl.journals.read import READ_BYTES, Reading
 from gazette.labels import CONTENT_PROTO_FIXED, CONTENT_RECOVERY_LOG, CONTENT_TYPE
 from gazette.protocol.ids import JournalName, Offset, validate_journal_name
@@ -114,7 +114,7 @@ async def _line_starts(
     async with client.retry_reader(ReadParams(journal, begin, end_offset=end)) as reader:
         while True:
             try:
-                async with context.answering(client.address):
+                async with journal_answering(context, client, journal):
                     piece = await reader.read(READ_BYTES)
             except OffsetJump as jump:
                 if starts and starts[-1] == jump.expected:

@@ -33,7 +33,9 @@ async def run(context: Context) -> int:
         context.terminal.note("no shard matches")
     match flags.format:
         case "table":
-            problems = await _problems(context, consumer, listed.shards, selector)
+            problems, failures = await ask_problems(context, consumer, listed.shards, selector)
+            for endpoint, error in failures.items():
+                context.terminal.note(f"cannot ask {endpoint} what its shards wait for: {error}")
             await _write_table(context, consumer, listed.shards, flags, problems)
             for shard, problem in sorted(problems.items()):
                 context.terminal.note(f"{shard}: {problem}")
@@ -46,13 +48,14 @@ async def run(context: Context) -> int:
     return 0
 
 
-async def _problems(
+async def ask_problems(
     context: Context,
     consumer: ShardClient,
     shards: Sequence[ListedShard],
     selector: LabelSelector,
-) -> dict[str, str]:
-    """Ask members what their shards wait for. Return the answers by shard id."""
+) -> tuple[dict[str, str], dict[str, GazetteError]]:
+    """Ask the members of shards what these wait for. Return the answers by shard id, and the errors by
+    endpoint."""
 
     async def ask(endpoint: str) -> dict[str, str]:
         async with context.answering(endpoint, min(_ASK_S, context.timeout_s)):
@@ -60,12 +63,13 @@ async def _problems(
 
     endpoints = sorted({url for shard in shards for url in shard.route.endpoints if url})
     problems: dict[str, str] = {}
+    failures: dict[str, GazetteError] = {}
     for endpoint, result in zip(endpoints, await each("ask", endpoints, ask), strict=True):
         if isinstance(result, GazetteError):
-            context.terminal.note(f"cannot ask {endpoint} what its shards wait for: {result}")
+            failures[endpoint] = result
         else:
             problems |= result
-    return problems
+    return problems, failures
 
 
 async def list_shards(

@@ -16,7 +16,7 @@ from gazette.client.rpc.preflight import require_reachable
 from gazette.client.shards import ListedShard, ShardClient
 from gazette.errors import GazetteError, Invalid, NotAllowed, NotYet, printable
 from gazette.gazctl.context import Context, each
-from gazette.gazctl.shards.list import status_text
+from gazette.gazctl.shards.list import ask_problems, status_text
 from gazette.gazctl.top.rows import TopRow
 from gazette.protocol.ids import JournalName, split_journal_meta
 from gazette.protocol.journal import SuspendLevel
@@ -46,6 +46,8 @@ class Listed:
 
     journals: dict[JournalName, ListedJournal] = field(default_factory=dict)
     shards: dict[str, ListedShard] = field(default_factory=dict)
+    waits: dict[str, str] = field(default_factory=dict)
+    """What shards without a primary that reads wait for, by id."""
     headers: dict[str, Header] = field(default_factory=dict)
     refusals: dict[str, GazetteError] = field(default_factory=dict)
     """Errors of lists that were refused, as for a token that has expired. They are problems, too."""
@@ -160,6 +162,8 @@ class Sampler:
             listed = await client.list_shards(self.selector)
         self.listed.shards = {shard.spec.id: shard for shard in listed.shards}
         self.listed.headers["consumer"] = listed.header
+        unread = [shard for shard in listed.shards if not _is_read(shard)][: self.calls_max]
+        self.listed.waits, _ = await ask_problems(self.context, client, unread, self.selector)
         return len(listed.shards)
 
     @asynccontextmanager
@@ -212,10 +216,10 @@ class Sampler:
                 return "it is fully suspended"
             return "" if journal.route.members else "no broker has it"
         shard = self.listed.shards[item.name]
-        primary = shard.route.primary
-        if primary is not None and shard.status[primary].code is ReplicaCode.PRIMARY:
+        if _is_read(shard):
             return ""
-        return _error_of(shard) or "it has no primary that reads"
+        waits = self.listed.waits.get(item.name)
+        return _error_of(shard) or (f"it {waits}" if waits else "it has no primary that reads")
 
     async def _look_at(self, names: Sequence[JournalName]) -> dict[JournalName, int | GazetteError]:
         """Return the heads of journals, and note them in their items."""
@@ -250,9 +254,10 @@ class Sampler:
         params = ReadParams(name, offset=offset, metadata_only=True)
         limit_s = min(_ANSWER_S, self.context.timeout_s)
         answering = self.context.answering(client.address, limit_s, reason)
-        async with answering, client.retry_reader(params) as reader:
-            with suppress(NotYet, OffsetJump):
-                await reader.read()
+        async with client.retry_reader(params) as reader:
+            async with answering:
+                with suppress(NotYet, OffsetJump):
+                    await reader.read()
             head, fragment = max(reader.offset, reader.write_head), reader.fragment
         ends_there = fragment is not None and fragment.end == head
         return head, fragment.mod_time if fragment is not None and ends_there else 0
@@ -297,6 +302,12 @@ class Sampler:
 
 def _sources(shard: ListedShard) -> list[JournalName]:
     return [split_journal_meta(source.journal)[0] for source in shard.spec.sources]
+
+
+def _is_read(shard: ListedShard) -> bool:
+    """Return True if the shard has a primary that reads."""
+    primary = shard.route.primary
+    return primary is not None and shard.status[primary].code is ReplicaCode.PRIMARY
 
 
 def _error_of(shard: ListedShard) -> str:
