@@ -350,21 +350,19 @@ class _KnownBytes:
         return self._reader.offset
 
     async def read(self, max_bytes: int = 0, /) -> bytes:
-        journal, clock = self._reader.params.journal, self._client.clock
-        since: float | None = None
+        journal, slept_s = self._reader.params.journal, 0.0
         while True:
             try:
                 piece = await self._reader.read(max_bytes)
                 self._client.waits.end(self)
                 return piece
             except NotYet as error:
-                if since is None:
-                    since = clock.monotonic()
+                if not slept_s:
                     log.warning(
                         "%(journal)s: a transaction is read again, and waits for bytes: %(reason)s",
                         {"journal": journal, "reason": error},
                     )
-                if clock.monotonic() - since >= _STALL_S:
+                if slept_s >= _STALL_S:
                     raise Unavailable(
                         f"brokers lack bytes of a transaction that were read before, for {_STALL_S:g} s",
                         hint="Check the brokers of this journal, and its fragment store "
@@ -373,7 +371,8 @@ class _KnownBytes:
                         offset=self.offset,
                     ) from error
                 self._client.waits.note(self, journal, error)
-            await clock.sleep(_NOT_YET_S)
+            await self._client.clock.sleep(_NOT_YET_S)
+            slept_s += _NOT_YET_S
 
     def close(self) -> None:
         self._client.waits.end(self)
