@@ -21,6 +21,7 @@ from gazette.run.dev.heads import resume_journals
 from gazette.run.dev.processes import ChildProcess, await_ready, python_module
 from gazette.runtime.clock import Clock
 from gazette.runtime.ports import bracketed, free_port, port_is_free
+from gazette.runtime.private_paths import make_private_directory
 from gazette.runtime.tasks import TaskScope
 from gazette.runtime.timeouts import timeout
 
@@ -159,8 +160,8 @@ class LocalCluster:
         grpc_port, http_port = self._ports(index)
         fragments = self.directory / "fragments"
         spools = self.directory / "spools" / name
-        fragments.mkdir(0o700, parents=True, exist_ok=True)
-        spools.mkdir(0o700, parents=True, exist_ok=True)
+        make_private_directory(fragments)
+        make_private_directory(spools)
         flags = (
             f"--broker.id={name}",
             f"--broker.zone={zone}",
