@@ -62,7 +62,7 @@ async def read(context: Context) -> int:
     context.on_signal = writer.on_signal
     await (writer.follow(selector) if flags.follow else writer.read_once(selector))
     # An interrupt is the normal end of a read with --follow, and ends any other read early.
-    return 130 if writer.interrupted and not flags.follow else 0
+    return 0 if flags.follow else context.interrupted_code
 
 
 class _Place(NamedTuple):

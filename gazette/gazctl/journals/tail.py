@@ -62,7 +62,7 @@ async def run(context: Context) -> int:
         await (reading.read_once(selector) if flags.no_follow else reading.follow(selector))
         await output.finish()
     # An interrupt is the normal end of a command that follows a journal.
-    return 130 if reading.stopping.is_set() and flags.no_follow else 0
+    return context.interrupted_code if flags.no_follow else 0
 
 
 def _require_lines(journal: ListedJournal) -> None:
