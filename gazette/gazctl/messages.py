@@ -36,6 +36,7 @@ from gazette.message.uuid import clock_unix_ns
 from gazette.protocol.checkpoint import SourceCheckpoint
 from gazette.protocol.journal import SuspendLevel
 from gazette.protocol.label_set import LabelSelector
+from gazette.runtime.numbers import counted
 from gazette.runtime.tasks import BlockingPool, TaskScope
 
 READ_BYTES: Final = 1 << 17
@@ -342,7 +343,7 @@ async def produce(context: Context) -> int:
     finally:
         # The thread may wait for input that never comes: let it end with the process.
         pool.close()
-    context.terminal.note(f"published {producing.committed} messages")
+    context.terminal.note(f"published {counted(producing.committed, 'message')}")
     return 0
 
 
@@ -417,7 +418,7 @@ class Producing:
         return 1
 
     def _place(self) -> str:
-        return f"line {self._lines} (after {self.committed} messages that are committed)"
+        return f"line {self._lines} (after {counted(self.committed, 'committed message')})"
 
 
 _exact_object: Final = msgspec.json.Decoder(dict[str, Any], float_hook=exact_float).decode
