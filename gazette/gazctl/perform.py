@@ -113,7 +113,11 @@ def _handle_signals(context: Context) -> list[int]:
 
 
 def _report_os_error(error: OSError, terminal: Terminal) -> int:
-    """Report a failed file or stream of the user. Print nothing if the reader closed the pipe."""
+    """Report a failed file or stream of the user. Print nothing if the reader closed the pipe.
+
+    Raise the error of an output that takes no bytes: `main` reports it, as it writes the rest.
+    """
     if isinstance(error, BrokenPipeError):
         return EXIT_SIGNAL + signal.SIGPIPE
+    terminal.stdout.flush()
     return report_error(GazetteError(str(error)), terminal)

@@ -232,7 +232,9 @@ async def test_a_line_that_cannot_be_published_ends_the_command(
             typed.close()
     assert producing.result() == 2
     assert "line 3" in streams.err.getvalue()
-    assert ("after 0 committed messages)" if whole else "after 1 committed message)") in streams.err.getvalue()
+    assert (
+        "after 0 committed messages)" if whole else "after 1 committed message)"
+    ) in streams.err.getvalue()
     assert "no field k" in streams.err.getvalue()
     assert words((await gazctl.ok("read", ONE)).out) == ([] if whole else ["a"])
     for text in (b"7\n", b"{\n"):
