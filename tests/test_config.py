@@ -180,6 +180,12 @@ def test_a_file_that_cannot_be_read_is_named(cache: Schema, tmp_path: Path, text
         load(cache, directory=tmp_path)
 
 
+def test_a_file_of_another_encoding_says_so(cache: Schema, tmp_path: Path) -> None:
+    (tmp_path / "prog.ini").write_text("[broker]\n", encoding="utf-16")
+    with raises(Invalid, path=str(tmp_path / "prog.ini"), says="not UTF-8"):
+        load(cache, directory=tmp_path)
+
+
 def test_the_printed_configuration_reads_back_and_holds_no_secret(
     cache: Schema, tmp_path: Path
 ) -> None:

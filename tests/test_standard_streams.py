@@ -50,8 +50,10 @@ def test_no_stream_gives_a_traceback(tmp_path: Path, command: str) -> None:
         assert done.returncode in (0, 1, 2, 141), (streams, done.stderr)
 
 
-def test_output_that_is_lost_is_an_error(tmp_path: Path) -> None:
-    line = f"{sys.executable} -m gazette.main --help >/dev/full"
+@pytest.mark.parametrize("command", ["main --help", "gazctl.main print-config"])
+def test_output_that_is_lost_is_an_error(command: str) -> None:
+    """It is reported once."""
+    line = f"{sys.executable} -m gazette.{command} >/dev/full"
     done = subprocess.run(
         ["bash", "-c", line],
         env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)},

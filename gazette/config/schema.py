@@ -335,7 +335,11 @@ class Schema:
                 from gazette.config.yaml_file import yaml_entries  # Takes 4 % of a broker's start.
 
                 entries = list(yaml_entries(text))
-        except (OSError, UnicodeDecodeError, Invalid) as error:
+        except UnicodeDecodeError as error:
+            raise Invalid(
+                "the configuration file is not UTF-8", path=str(path), hint="Save it as UTF-8."
+            ) from error
+        except (OSError, Invalid) as error:
             raise Invalid(f"configuration file cannot be read: {error}", path=str(path)) from error
         file_keys = self._file_keys()
         texts: dict[str, tuple[int, str]] = {}  # Rank and text by option key.

@@ -17,7 +17,7 @@ from gazette.errors import GazetteError, Invalid, NotAllowed, Unavailable
 from gazette.gazctl.contexts import sign_in_path
 from gazette.gazctl.flags import BrokerFlags, ConsumerFlags, SharedFlags
 from gazette.gazctl.io.progress import ProgressLine
-from gazette.gazctl.io.terminal import Terminal
+from gazette.gazctl.io.terminal import EXIT_OK, Terminal
 from gazette.protocol.label_set import EVERYTHING, LabelSelector
 from gazette.protocol.text.validation import within
 from gazette.runtime.clock import Clock
@@ -61,6 +61,8 @@ class Context:
         """Name of the context whose addresses are used; empty without one."""
         self.on_signal: Callable[[], bool] = lambda: False
         """Function that is called for SIGINT and SIGTERM. If it returns False, the command is cancelled."""
+        self.interrupted_code = EXIT_OK
+        """Exit code of a command that the last signal has interrupted."""
         self._broker: Client | None = None
         self._consumer: ShardClient | None = None
 

@@ -13,6 +13,7 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from gazette.errors import Invalid, NotFound
+from gazette.runtime.private_paths import make_private_directory, open_private
 
 FILE: Final = "contexts.yaml"
 SIGN_INS: Final = "sign-ins"
@@ -91,8 +92,8 @@ class Contexts:
                 path="HOME",
                 hint="Set HOME to a directory that can be written.",
             )
-        directory.mkdir(parents=True, exist_ok=True)
-        with (directory / f"{FILE}.lock").open("w") as lock:
+        make_private_directory(directory)
+        with open(directory / f"{FILE}.lock", "w", opener=open_private) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             contexts = cls.load(environ)
             yield contexts

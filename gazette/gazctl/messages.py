@@ -37,6 +37,7 @@ from gazette.message.uuid import clock_unix_ns
 from gazette.protocol.checkpoint import SourceCheckpoint
 from gazette.protocol.journal import SuspendLevel
 from gazette.protocol.label_set import LabelSelector
+from gazette.runtime.numbers import counted
 from gazette.runtime.tasks import BlockingPool, TaskScope
 
 READ_BYTES: Final = 1 << 17
@@ -63,7 +64,7 @@ async def read(context: Context) -> int:
     context.on_signal = writer.on_signal
     await (writer.follow(selector) if flags.follow else writer.read_once(selector))
     # An interrupt is the normal end of a read with --follow, and ends any other read early.
-    return 130 if writer.interrupted and not flags.follow else 0
+    return 0 if flags.follow else context.interrupted_code
 
 
 class _Place(NamedTuple):
@@ -349,7 +350,7 @@ async def produce(context: Context) -> int:
     finally:
         # The thread may wait for input that never comes: let it end with the process.
         pool.close()
-    context.terminal.note(f"published {producing.committed} messages")
+    context.terminal.note(f"published {counted(producing.committed, 'message')}")
     return 0
 
 
@@ -424,7 +425,7 @@ class Producing:
         return 1
 
     def _place(self) -> str:
-        return f"line {self._lines} (after {self.committed} messages that are committed)"
+        return f"line {self._lines} (after {counted(self.committed, 'committed message')})"
 
 
 _exact_object: Final = msgspec.json.Decoder(dict[str, Any], float_hook=exact_float).decode

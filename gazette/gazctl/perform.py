@@ -75,17 +75,18 @@ async def _perform(
     function: Callable[[Context], Awaitable[int]] = import_function(command.target)
     received = _handle_signals(context) if own_process else []
     try:
-        return await function(context)
-    except GazetteError as error:
-        return report_error(error, terminal)
-    except OSError as error:
-        return _report_os_error(error, terminal)
-    except asyncio.CancelledError:
+        try:
+            return await function(context)
+        except GazetteError as error:
+            return report_error(error, terminal)
+        except OSError as error:
+            return _report_os_error(error, terminal)
+        finally:
+            await context.close()
+    except asyncio.CancelledError:  # A signal may cancel the close, too.
         if not received:
             raise
         return EXIT_SIGNAL + received[-1]
-    finally:
-        await context.close()
 
 
 def _context(
@@ -101,6 +102,7 @@ def _handle_signals(context: Context) -> list[int]:
     received: list[int] = []
 
     def on_signal(number: int) -> None:
+        context.interrupted_code = EXIT_SIGNAL + number
         if not context.on_signal():
             received.append(number)
             task.cancel()
@@ -111,7 +113,11 @@ def _handle_signals(context: Context) -> list[int]:
 
 
 def _report_os_error(error: OSError, terminal: Terminal) -> int:
-    """Report a failed file or stream of the user. Print nothing if the reader closed the pipe."""
+    """Report a failed file or stream of the user. Print nothing if the reader closed the pipe.
+
+    Raise the error of an output that takes no bytes: `main` reports it, as it writes the rest.
+    """
     if isinstance(error, BrokenPipeError):
         return EXIT_SIGNAL + signal.SIGPIPE
+    terminal.stdout.flush()
     return report_error(GazetteError(str(error)), terminal)

@@ -16,6 +16,7 @@ from typing import Final
 
 from gazette.errors import Invalid
 from gazette.gazctl.contexts import Contexts, contexts_directory, not_found
+from gazette.runtime.private_paths import make_private_directory
 
 DIRECTORY: Final = "runs"
 _NAME: Final = "run"
@@ -56,7 +57,7 @@ def published(environ: Mapping[str, str], run: RunContext) -> Iterator[str]:
     directory = home / DIRECTORY
     content = json.dumps(asdict(replace(run, host=socket.gethostname()))).encode()
     try:
-        directory.mkdir(0o700, parents=True, exist_ok=True)
+        make_private_directory(directory)
         name, fd = _taken(directory, frozenset(user_contexts))
     except OSError as error:
         raise Invalid(

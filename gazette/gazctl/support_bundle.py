@@ -82,6 +82,10 @@ async def run(context: Context) -> int:
     now = context.clock.now()
     target = flags.output or Path(f"gazette-support-{int(now)}.tar.gz")
     logs = [Path(word) for word in context.loaded.arguments]
+    if str(target) == "-":
+        raise Invalid(
+            "a bundle is not written to standard output", path="--output", hint="Name a file."
+        )
     try:
         descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except OSError as error:

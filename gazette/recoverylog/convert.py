@@ -59,7 +59,7 @@ def convert(directory: Path) -> tuple[Converted, ...]:
     try:
         # An interrupted conversion may have left this directory behind.
         shutil.rmtree(staging, ignore_errors=True)
-        staging.mkdir()
+        staging.mkdir(0o700)
         converted = [_convert_database(directory, name) for name in names]
         _put_in_place(directory, names)
     except OSError as error:

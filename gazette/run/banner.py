@@ -72,7 +72,7 @@ def publish_command(source: DeclaredJournals, sample: MessageSample, brokers: st
     else:
         command = f"gazctl produce {selector}"
     words = " ".join(map(_shell_word, lines))
-    return f"printf '%s\\n' {words} | {command} --broker.address {brokers}"
+    return f"printf '%s\\n' {words} | {command} --broker.address {shlex.quote(brokers)}"
 
 
 def _shell_word(line: str) -> str:

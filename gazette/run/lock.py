@@ -11,6 +11,7 @@ from typing import Self
 import msgspec
 
 from gazette.errors import Conflict, Invalid
+from gazette.runtime.private_paths import make_private_directory
 
 FILE = "run.lock"
 
@@ -38,7 +39,7 @@ class RunLock:
     def __enter__(self) -> Self:
         """Take the lock. Raise ``Conflict`` with its owner, or ``Invalid`` if the file cannot be written."""
         try:
-            self._path.parent.mkdir(0o700, parents=True, exist_ok=True)
+            make_private_directory(self._path.parent)
             self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             self._lock()
         except OSError as error:

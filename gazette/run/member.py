@@ -26,6 +26,7 @@ from gazette.errors import Invalid
 from gazette.run.samples import MessageSample, samples_of
 from gazette.run.target import RunTarget, user_files
 from gazette.runconsumer import process
+from gazette.runtime.private_paths import open_private
 from gazette.runtime.process_exit import end_process
 from gazette.runtime.supervisor import die_with_parent
 
@@ -57,7 +58,8 @@ class NotingMember(ConsumerMember):
 def write_whole(path: Path, content: bytes) -> None:
     """Write a file. A reader sees the whole file, or the former one."""
     temporary = path.with_name(f"{path.name}.partial")
-    temporary.write_bytes(content)
+    with open(temporary, "wb", opener=open_private) as file:
+        file.write(content)
     temporary.replace(path)
 
 

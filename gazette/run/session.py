@@ -114,7 +114,7 @@ class RunSession:
 
         With ``after_crash``, processes of a killed run may still be ending. Cancellation ends all processes.
         """
-        self._scratch.mkdir(parents=True, exist_ok=True)
+        self._scratch.mkdir(0o700, parents=True, exist_ok=True)
         description = await self._describe()
         if description is None:
             return _EXIT_USAGE
@@ -450,7 +450,7 @@ class RunSession:
         ]
         if cluster.local is not None:
             scratch = self._directory / "scratch"
-            scratch.mkdir(exist_ok=True)
+            scratch.mkdir(0o700, exist_ok=True)
             flags += [
                 f"--etcd.prefix={PREFIX}{declaration.slug}",
                 f"--broker.file-root={self._directory / 'fragments'}",

@@ -11,6 +11,7 @@ from gazette.cluster.process.groups import LOG_LEVELS
 from gazette.config.schema import duration, setting
 from gazette.consumer.declare.specs import DEVELOPMENT, REPLICAS_MAX, SpecSettings
 from gazette.errors import Invalid
+from gazette.runtime.numbers import counted
 
 flag: Any = partial(setting, flag_only=True)
 
@@ -55,7 +56,7 @@ class RunFlags:
             raise Invalid(f"{count} processes (expected 1 to 64)", path="--workers")
         if count <= self.standbys:
             raise Invalid(
-                f"{self.standbys} standbys of each shard and its primary need {self.standbys + 1} "
+                f"{counted(self.standbys, 'standby')} of each shard and its primary need {self.standbys + 1} "
                 f"processes, and not {count}",
                 path="--workers",
                 hint=f"Give --workers {self.standbys + 1}, or leave it out.",
@@ -68,7 +69,7 @@ class RunFlags:
             replication = self.replication or min(self.brokers, REPLICAS_MAX)
             if replication > self.brokers:
                 raise Invalid(
-                    f"{replication} replicas need as many brokers, and there are {self.brokers}",
+                    f"{replication} replicas need as many brokers, and not {self.brokers}",
                     path="--replication",
                     hint=f"Give --brokers {replication}.",
                 )

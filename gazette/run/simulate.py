@@ -23,7 +23,7 @@ from gazette.config.schema import Loaded, exit_with
 from gazette.errors import GazetteError, Invalid
 from gazette.run.simulated import SimulationFlags, opened_setup, schema
 from gazette.runtime.clock import SystemClock
-from gazette.runtime.numbers import is_digits
+from gazette.runtime.numbers import counted, is_digits
 from gazette.testing.simulation.app_run import TIMERS
 from gazette.testing.simulation.elsewhere import Elsewhere
 from gazette.testing.simulation.seeds import (
@@ -176,7 +176,7 @@ class _Run:
             self._say("No timer has fired in these seeds, so on_timer has not been tested.")
         rate = done / cpu if cpu else 0.0
         failed = len(self._failures)
-        self._say(f"{done} seeds, {failed} failed, {rate:.1f} seeds/s of one processor")
+        self._say(f"{counted(done, 'seed')}, {failed} failed, {rate:.1f} seeds/s of one processor")
 
     def _write_junit(self, path: Path, seconds: float) -> None:
         failures = {failure.outcome.seed: failure for failure in self._failures}

@@ -36,6 +36,11 @@ def is_digits(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) <= _DIGITS_MAX
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number of things as text: ``1 shard``, ``2 shards``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def bytes_text(count: int) -> str:
     """Return a number of bytes as text: ``0 B``, ``640 B``, ``1.5 MiB``."""
     if count < 1024:

@@ -126,6 +126,32 @@ def sockets_of(pid: int) -> set[tuple[str, int]]:
     }
 
 
+async def test_other_users_may_not_read_its_state(tmp_path: Path) -> None:
+    """The modes of directories, logs, spools and data do not depend on the umask."""
+    dev = Dev(tmp_path, "--ui")
+    former = os.umask(0)
+    try:
+        described = await dev.start()
+    finally:
+        os.umask(former)
+    brokers = described["brokers"]
+    assert isinstance(brokers, list)
+    async with Client(brokers[0]["grpc"]) as client:
+        spec = journal_spec("a/journal", replication=1, stores=("file:///",))
+        await client.apply_journals([JournalChange(upsert=spec)])
+        await client.append(AppendParams("a/journal"), b"kept")
+    state = tmp_path / "state"
+    modes = {
+        str(path.relative_to(tmp_path)): path.stat().st_mode & 0o777
+        for path in (state, *state.rglob("*"))
+        # The directory of fragments is a store, as that of any broker. A socket has etcd's mode.
+        if state / "fragments" not in path.parents and not path.is_socket()
+    }
+    assert {"state/logs/broker-1.log", "state/spools/broker-1", "state/fragments"} <= modes.keys()
+    assert {name: oct(mode) for name, mode in modes.items() if mode & 0o077} == {}
+    assert await dev.process.stop(BOUND_S)
+
+
 async def test_a_cluster_listens_on_loopback_only(tmp_path: Path) -> None:
     """Other machines cannot reach it: at none of this machine's other addresses a port is open."""
     dev = Dev(tmp_path)

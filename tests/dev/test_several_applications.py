@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import re
 import shlex
@@ -144,3 +145,10 @@ async def test_the_line_of_the_cluster_runs_an_application(project: Project) -> 
     line = line.replace("app.py", "counts.py --port 0 --dir .gazette/counts")
     await project.start_application("counts", line)
     assert "words/part-000" in await project.shell("gazctl journals list")
+
+    # Case: the page names the prefix of its members, and etcd has it.
+    (prefix,) = set(re.findall(r"/gazette/consumers/counts\S*?(?=`)", PAGE))
+    key = base64.b64encode(f"{prefix}/application".encode()).decode()
+    etcd = project.addresses["http://localhost:2379"]
+    asked = await project.shell(f"curl -s {etcd}/v3/kv/range -d '{json.dumps({'key': key})}'")
+    assert json.loads(asked)["count"] == "1"

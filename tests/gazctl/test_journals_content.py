@@ -76,7 +76,7 @@ async def test_an_input_is_appended_whole_or_by_records(
     text = b"one\ntwo\nthree"
     result = await gazctl.ok("journals", "append", "-l", "topic=parts", stdin=text)
     assert sorted((await contents(broker)).values()) == [b"", b"", text]
-    assert result.err.startswith("appended 13 bytes, in 1 records, to a/part-00")
+    assert result.err.startswith("appended 13 bytes, in 1 record, to a/part-00")
 
     # Case: nothing at all.
     result = await gazctl.ok("journals", "append", "-l", "name=a/part-000", "-f", "lines")
@@ -156,7 +156,7 @@ async def test_keys_may_be_names_base64_or_frames(broker: BrokerFixture, gazctl:
     ):
         result = await gazctl(*append, "-f", "lines", "-m", mapping, stdin=stdin)
         assert result.code == 1, result
-        assert "appended 4 bytes, in 1 records, to a/part-001, and then" in result.err
+        assert "appended 4 bytes, in 1 record, to a/part-001, and then" in result.err
     assert (await content(broker, "a/part-001")).endswith(b"one\none\n")
     result = await gazctl("journals", "append", "-l", "topic=none", stdin=b"x")
     assert (result.code, "no journal matches" in result.err) == (1, True)

@@ -179,7 +179,7 @@ async def test_fragments_past_their_retention_are_pruned(
 
     # Case: those that are past it go, with the duplicates that only they hid; all else stays.
     result = await gazctl.ok(*prune)
-    assert "3 fragments were removed" in result.err
+    assert "removed 3 fragments" in result.err
     gone = {one.content_path() for one in (old, older, postfixed)}
     stays = {one.content_path() for one in (young_within, young, nested, stranger, kept, log)}
     assert everything - stored(broker) == gone
@@ -211,7 +211,7 @@ async def test_pruning_needs_stores_that_can_be_used(broker: BrokerFixture, gazc
     result = await gazctl(*prune)
     assert result.code == 1
     assert f"failed: file:///fragments/{old.content_path()}" in result.err
-    assert "0 fragments were removed" in result.err
+    assert "removed 0 fragments" in result.err
 
 
 async def test_a_store_that_hangs_is_named(tmp_path: Path) -> None:

@@ -399,4 +399,4 @@ async def test_apply_waits_until_journals_have_their_brokers(
     text = text.replace("a/fresh", "a/wide").replace("replication: 1", "replication: 2")
     result = await gazctl(*apply, "--timeout=300ms", stdin=text.encode())
     assert result.code == 1
-    assert "1 journals, such as a/wide, still have too few brokers after 0.3 s" in result.err
+    assert "after 0.3 s, brokers are still too few for 1 journal, such as a/wide" in result.err

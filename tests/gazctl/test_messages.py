@@ -197,6 +197,8 @@ async def test_lines_become_messages(broker: BrokerFixture, gazctl: Runner) -> N
     found = documents((await gazctl.ok("read", ONE)).out)
     assert [one["word"] for one in found] == ["a", "b"]
     assert all(one["uuid"] for one in found)
+    # Case: one message.
+    assert (await gazctl.ok("produce", ONE, stdin=b"{}")).err == "published 1 message\n"
 
 
 async def test_equal_keys_go_to_the_same_journal(broker: BrokerFixture, gazctl: Runner) -> None:
@@ -230,7 +232,9 @@ async def test_a_line_that_cannot_be_published_ends_the_command(
             typed.close()
     assert producing.result() == 2
     assert "line 3" in streams.err.getvalue()
-    assert f"after {0 if whole else 1} messages" in streams.err.getvalue()
+    assert (
+        "after 0 committed messages)" if whole else "after 1 committed message)"
+    ) in streams.err.getvalue()
     assert "no field k" in streams.err.getvalue()
     assert words((await gazctl.ok("read", ONE)).out) == ([] if whole else ["a"])
     for text in (b"7\n", b"{\n"):

@@ -9,11 +9,18 @@ import signal
 import sys
 from asyncio.subprocess import PIPE, Process
 from pathlib import Path
+from typing import Final
+
+import pytest
 
 from gazette.auth import KeyedAuth
 from gazette.client.append.appender import AppendParams
+from gazette.client.journals import JournalChange
 from gazette.client.read.reader import ReadParams
 from gazette.cluster.etcd.client import Etcd
+from gazette.gazctl.context import Context
+from gazette.labels import CONTENT_JSON_LINES, CONTENT_TYPE
+from gazette.protocol.label_set import LabelSet
 from gazette.runtime.clock import SystemClock
 from gazette.runtime.tasks import TaskScope
 from gazette.testing.broker import BrokerFixture, journal_spec
@@ -66,6 +73,61 @@ async def test_an_append_that_waits_for_its_input_can_be_interrupted(
     async with broker.client.reader(_blocking("a/journal")) as reader:
         assert await reader.read() == b"a line\n"
     process.send_signal(signal.SIGINT)
+    assert await ended(process) == (128 + signal.SIGINT, "", "")
+
+
+INTERRUPTED: Final = (
+    ["read", "a/first", "a/second"],
+    ["journals", "read", "-l", "name:prefix=a/"],
+)
+
+
+@pytest.mark.parametrize("words", INTERRUPTED, ids=" ".join)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_the_exit_code_of_a_read_names_the_signal(
+    number: signal.Signals, words: list[str], broker: BrokerFixture, gazctl: Runner
+) -> None:
+    """A read that would end waits for a second journal, whose store cannot be listed."""
+    labels = LabelSet.of((CONTENT_TYPE, CONTENT_JSON_LINES))
+    await broker.create(journal_spec("a/first", labels=labels))
+    second = journal_spec("a/second", labels=labels, stores=("file:///missing/",))
+    await broker.client.apply_journals([JournalChange(upsert=second)])
+    await broker.client.append(AppendParams("a/first"), b"{}\n")
+    process = await start(gazctl, *words)
+    assert process.stdout is not None
+    assert await process.stdout.readline() == b"{}\n"
+    process.send_signal(number)
+    assert await ended(process) == (128 + number, "", "")
+
+
+INTERRUPTED_CLOSE = f"""
+import os, sys
+from gazette.gazctl.io.terminal import Terminal
+from gazette.gazctl.perform import perform
+from gazette.gazctl.settings import prepare
+
+terminal = Terminal.system()
+command, loaded, in_use = prepare(["journals", "list"], os.environ, terminal)
+command = command._replace(target="{__name__}:list_and_interrupt")
+sys.exit(perform(command, loaded, os.environ, terminal, in_use))
+"""
+
+
+async def list_and_interrupt(context: Context) -> int:
+    """Call a broker as a command does. A signal comes as the command ends."""
+    client = await context.broker()
+    await client.list_journals()
+    os.kill(os.getpid(), signal.SIGINT)
+    return 0
+
+
+async def test_a_signal_as_a_command_closes_its_connections_ends_it(
+    broker: BrokerFixture, gazctl: Runner
+) -> None:
+    environ = {**os.environ, **gazctl.environ, "PYTHONPATH": str(ROOT)}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", INTERRUPTED_CLOSE, stdout=PIPE, stderr=PIPE, env=environ
+    )
     assert await ended(process) == (128 + signal.SIGINT, "", "")
 
 

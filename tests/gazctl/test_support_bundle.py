@@ -114,6 +114,12 @@ async def test_a_file_is_not_replaced(gazctl_alone: Runner, tmp_path: Path) -> N
     assert "is not replaced" in result.err
 
 
+async def test_a_bundle_needs_the_name_of_a_file(gazctl_alone: Runner) -> None:
+    result = await gazctl_alone("support-bundle", "-o", "-")
+    assert (result.code, Path("-").exists()) == (2, False)
+    assert "not written to standard output" in result.err
+
+
 def test_where_members_may_serve_http() -> None:
     assert http_guesses("http://host:8080") == ["http://host:8081", "http://host:8080"]
     assert http_guesses("https://[::1]:65535") == ["https://[::1]:65535"]

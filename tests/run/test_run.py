@@ -254,6 +254,16 @@ async def test_one_command_serves_and_its_state_survives_kill_9(project: Run) ->
     await project.count(3)
 
 
+def _open_to_others(state: Path) -> dict[str, str]:
+    """Return the modes of paths that other users may read or enter. What is in a store has the store's."""
+    return {
+        str(path): oct(mode)
+        for path in (state, *state.rglob("*"))
+        if "fragments" not in path.parent.parts and not path.is_socket()
+        if (mode := path.stat().st_mode & 0o777) & 0o077
+    }
+
+
 def _left(directory: Path) -> list[str]:
     """Return the command lines of processes that still work in a directory."""
     found = []
@@ -294,10 +304,15 @@ async def test_the_application_consumes_what_the_banner_publishes(
 
 
 async def test_an_etcd_that_ends_is_started_again(project: Run) -> None:
-    await project.start()
+    former = os.umask(0)
+    try:
+        await project.start()
+    finally:
+        os.umask(former)
     await project.until("Ctrl-C stops it")
     await project.publish()
     await project.count(1)
+    assert _open_to_others(project.directory / ".gazette") == {}
     (etcd,) = [one for one in project.children("etcd") if one.name() == "etcd"]
     etcd.kill()
     await project.until("etcd ended with exit code -9, and was started again")

@@ -421,6 +421,7 @@ def test_the_command_to_publish_names_the_brokers_and_lets_labels_choose() -> No
         '{"word":"it\'s"}\n',
         "gazctl produce -l name:prefix=words/part- --broker.address http://b:1",
     )
+    assert publish_command(WORDS, SAMPLE, "http://[::1]:1").endswith("'http://[::1]:1'")
     by_function = msgspec.structs.replace(SAMPLE, declared="app:Words.words", directory="/my dir")
     assert shown(publish_command(WORDS, by_function, "http://b:1")) == (
         '{"word":"it\'s"}\n',

@@ -232,9 +232,11 @@ async def test_journals_fit_the_brokers_and_get_no_store_that_is_unhealthy(
     broker = f"--broker.address={running.cluster.brokers[0].grpc_url}"
     common = ("apply", broker, "--shards=false")
     # Case: a store that cannot be used: nothing is put.
-    wrong = await running.run(*common, "--store=file:///wrong/")
+    wrong = await running.run(*common, "--store=file:///wrong&more/")
     assert wrong.code == 1
-    assert "the store file:///wrong/ is unhealthy, and nothing was changed" in wrong.err
+    assert "the store file:///wrong&more/ is unhealthy, and nothing was changed" in wrong.err
+    # A shell takes the whole URL.
+    assert "gazctl journals store-health 'file:///wrong&more/'" in wrong.err
     # Case: no number is given: as many replicas as there are brokers, and a warning.
     done = await running.run(*common, STORE)
     assert done.code == 0, done.err

@@ -34,6 +34,7 @@ from gazette.client.oidc.documents import (
 )
 from gazette.errors import GazetteError, Invalid, NotAllowed, Unavailable
 from gazette.runtime.clock import Clock
+from gazette.runtime.private_paths import make_private_directory
 
 log = logging.getLogger(__name__)
 
@@ -106,7 +107,7 @@ class SignIn:
 
         Raise ``OSError`` if that fails, and ``Invalid`` if the file could not be read again.
         """
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private_directory(path.parent)
         with _reserved(path) as save:
             save(self)
 
@@ -271,7 +272,7 @@ def locked(path: Path, wait_s: float = LOCK_S) -> Iterator[None]:
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private_directory(path.parent)
         with os.fdopen(os.open(path.with_suffix(".lock"), flags, 0o600), "r+b", 0) as lock:
             for attempt in itertools.count(1):
                 try:

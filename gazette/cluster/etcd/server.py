@@ -22,6 +22,7 @@ from typing import BinaryIO, Final, Self
 from gazette.errors import Broken, Conflict, Invalid, NotFound, Unavailable
 from gazette.runtime.clock import Clock, SystemClock
 from gazette.runtime.ports import free_port
+from gazette.runtime.private_paths import append_private, make_private_directory
 
 _READY = b"ready to serve client requests"
 _POLL_S = 0.01
@@ -144,7 +145,7 @@ class EtcdServer:
             self._forget(self._process)  # it has died
         binary = self._binary if self._binary is not None else find_etcd()
         with self._writing():
-            self.directory.mkdir(0o700, parents=True, exist_ok=True)
+            make_private_directory(self.directory)
         if self._lifeline is None:
             self._lifeline = _Lifeline()
         try:
@@ -230,7 +231,7 @@ class EtcdServer:
         """Start the process with its guard, and return when it serves. See `start` for the errors."""
         self._check_address()
         with self._writing():
-            log = self.log_path.open("ab")
+            log = append_private(self.log_path)
         with log:
             log_start = log.tell()
             self._process = self._run(binary, log)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import replace
 from typing import Final
@@ -92,7 +93,7 @@ async def require_healthy(brokers: Client, changes: DeclaredChanges) -> None:
             raise Unavailable(
                 f"the store {store} is unhealthy, and nothing was changed: {problem}",
                 hint="Correct --store, or make the bucket or directory, and its rights. Then check it: "
-                f"gazctl journals store-health {store}",
+                f"gazctl journals store-health {shlex.quote(str(store))}",
             )
 
 

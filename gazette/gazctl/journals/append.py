@@ -23,6 +23,7 @@ from gazette.message.mapping import (
     random_mapping,
     rendezvous_mapping,
 )
+from gazette.runtime.numbers import counted
 from gazette.runtime.tasks import BlockingPool, TaskScope, first_failure
 
 log = logging.getLogger(__name__)
@@ -195,7 +196,8 @@ class Appending:
             return "the input was empty: nothing was appended"
         names = sorted(self._params)
         journals = ", ".join(names) if len(names) <= _NAMED_MAX else f"{len(names)} journals"
-        return f"appended {self._bytes} bytes, in {self._records} records, to {journals}"
+        size, records = counted(self._bytes, "byte"), counted(self._records, "record")
+        return f"appended {size}, in {records}, to {journals}"
 
     def stopped_by(self, error: GazetteError) -> GazetteError:
         """Return the error of an input that is wrong after records that were appended."""

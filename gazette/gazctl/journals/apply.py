@@ -20,6 +20,7 @@ from gazette.protocol.journal_tree import JournalNode
 from gazette.protocol.pb import broker_pb2
 from gazette.protocol.text import duration
 from gazette.protocol.text.validation import within
+from gazette.runtime.numbers import counted
 from gazette.runtime.timeouts import timeout
 
 _POLL_S = 0.2
@@ -57,8 +58,8 @@ async def wait_assigned(context: Context, specs: Sequence[JournalSpec]) -> None:
                     await context.clock.sleep(_POLL_S)
     except TimeoutError as error:
         raise Unavailable(
-            f"{len(waiting)} journals, such as {min(waiting)}, still have too few brokers "
-            f"after {context.timeout_s:g} s",
+            f"after {context.timeout_s:g} s, brokers are still too few for "
+            f"{counted(len(waiting), 'journal')}, such as {min(waiting)}",
             hint="The specifications are applied. Start more brokers, or raise their "
             "--broker.limit.",
         ) from error

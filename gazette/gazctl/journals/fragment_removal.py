@@ -20,6 +20,7 @@ from gazette.protocol.fragment import Fragment
 from gazette.protocol.fragment_owner import FragmentOwner
 from gazette.protocol.journal import JournalSpec
 from gazette.protocol.label_set import LabelSelector
+from gazette.runtime.numbers import counted
 from gazette.runtime.tasks import TaskScope
 
 
@@ -171,7 +172,7 @@ def report_removal(context: Context, removal: Removal) -> int:
         context.terminal.note(f"failed: {reason}")
     if removal.denied:
         context.terminal.note(
-            f"{len(removal.denied)} fragments were kept: the credentials of this process do "
-            "not permit removing them"
+            f"kept {counted(len(removal.denied), 'fragment')}: the credentials of this process do not permit "
+            "the removal"
         )
     return 1 if removal.failed else 0

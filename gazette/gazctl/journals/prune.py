@@ -22,7 +22,7 @@ from gazette.labels import CONTENT_RECOVERY_LOG, CONTENT_TYPE
 from gazette.protocol.fragment import Fragment
 from gazette.protocol.journal import JournalSpec, SuspendLevel
 from gazette.protocol.text.duration import SECOND
-from gazette.runtime.numbers import bytes_text
+from gazette.runtime.numbers import bytes_text, counted
 
 
 @dataclass(slots=True)
@@ -118,8 +118,8 @@ async def carry_out(
         )
     context.terminal.write(table.text(context.terminal))
     if dry_run:
-        context.terminal.note(f"{len(doomed)} fragments would be removed")
+        context.terminal.note(f"{counted(len(doomed), 'fragment')} would be removed")
     else:
-        context.terminal.note(f"{removal.removed} fragments were removed")
+        context.terminal.note(f"removed {counted(removal.removed, 'fragment')}")
     code = report_removal(context, removal)
     return 1 if any(plan.failed for plan in plans) else code

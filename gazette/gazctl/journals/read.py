@@ -52,7 +52,7 @@ async def run(context: Context) -> int:
             if flags.offsets_out is not None:
                 write_offsets(flags.offsets_out, reading.offsets, flags.offsets)
     # An interrupt is the normal end of a read with --block, and ends any other read early.
-    return 130 if reading.stopping.is_set() and not flags.block else 0
+    return 0 if flags.block else context.interrupted_code
 
 
 @dataclass(slots=True)

@@ -22,7 +22,7 @@ from gazette.protocol.ids import JournalName, Offset, validate_journal_name
 from gazette.protocol.journal import SuspendLevel
 from gazette.protocol.label_set import LabelSelector
 from gazette.protocol.text.validation import within
-from gazette.runtime.numbers import bytes_text
+from gazette.runtime.numbers import bytes_text, counted
 
 FIRST_BYTES: Final = 1 << 16
 """Bytes at the end of a journal in the first search for lines."""
@@ -62,7 +62,7 @@ async def run(context: Context) -> int:
         await (reading.read_once(selector) if flags.no_follow else reading.follow(selector))
         await output.finish()
     # An interrupt is the normal end of a command that follows a journal.
-    return 130 if reading.stopping.is_set() and flags.no_follow else 0
+    return context.interrupted_code if flags.no_follow else 0
 
 
 def _require_lines(journal: ListedJournal) -> None:
@@ -97,9 +97,8 @@ async def find_lines(context: Context, client: Client, journal: JournalName, cou
         if len(starts) == count or begin == 0:
             return starts[0] if starts else begin
         if size >= SEARCHED_BYTES_MAX:
-            context.terminal.note(
-                f"{journal}: only {len(starts)} lines begin in the last {bytes_text(size)}"
-            )
+            lines = counted(len(starts), "line")
+            context.terminal.note(f"{journal}: the last {bytes_text(size)} have only {lines}")
             return starts[0] if starts else begin
         size = min(size * GROWTH, SEARCHED_BYTES_MAX)
 

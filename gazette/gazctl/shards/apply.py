@@ -20,6 +20,7 @@ from gazette.protocol.pb import consumer_pb2
 from gazette.protocol.shard import ReplicaCode, ShardSpec
 from gazette.protocol.shard_list import ShardList
 from gazette.protocol.text.validation import within
+from gazette.runtime.numbers import counted
 from gazette.runtime.timeouts import timeout
 
 _POLL_S: Final = 0.2
@@ -56,7 +57,7 @@ async def _wait_served(context: Context, specs: Sequence[ShardSpec]) -> None:
                 shards = [shard for shard in listed.shards if shard.spec.id in waiting_ids]
                 if failed := [shard for shard in shards if _has_failed(shard)]:
                     raise Broken(
-                        f"{len(failed)} shards have failed:\n{errors_text(failed).rstrip()}",
+                        f"failure of {counted(len(failed), 'shard')}:\n{errors_text(failed).rstrip()}",
                         hint="The specifications are applied. Correct the cause, then run "
                         "`gazctl shards unassign --failed`.",
                     )
@@ -67,8 +68,8 @@ async def _wait_served(context: Context, specs: Sequence[ShardSpec]) -> None:
     except TimeoutError as error:
         names = sorted(f"{shard.spec.id} ({status_text(shard)})" for shard in waiting)
         raise Unavailable(
-            f"{len(names)} shards, such as {names[0] if names else 'all'}, are not served after "
-            f"{context.timeout_s:g} s",
+            f"after {context.timeout_s:g} s, members do not serve {counted(len(names), 'shard')}, such as "
+            f"{names[0] if names else 'all'}",
             hint="The specifications are applied. Start more members, or raise their "
             "--consumer.limit; see `gazctl shards list --replicas`.",
         ) from error

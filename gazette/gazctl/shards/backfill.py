@@ -28,7 +28,7 @@ from gazette.history.backfill.runner import Runner
 from gazette.history.backfill.settings import HistoryEnd, RunSettings
 from gazette.history.source import Access
 from gazette.protocol.label_set import LabelSelector
-from gazette.runtime.numbers import bytes_text
+from gazette.runtime.numbers import bytes_text, counted
 from gazette.runtime.tasks import TaskScope
 
 _RUN_ID_BITS: Final = 32
@@ -231,12 +231,12 @@ def _report(
         return
     verified = f"; equal to a replay: {', '.join(report.verified)}" if report.verified else ""
     acknowledged = (
-        f"; {report.acknowledged} acknowledgements that former states owed are appended"
+        f"; appended {counted(report.acknowledged, 'acknowledgement')} that former states owed"
         if report.acknowledged
         else ""
     )
-    enabled = "enabled" if flags.enable else "still disabled: enable them to start them"
+    enabled = "enabled" if flags.enable else "still disabled: it starts once it is enabled"
     context.terminal.note(
-        f"published {len(report.shards)} shards from {bytes_text(report.history_bytes)}"
-        f" in {report.seconds:.1f} s{verified}{acknowledged}; they are {enabled}"
+        f"published {counted(len(report.shards), 'shard')} from {bytes_text(report.history_bytes)}"
+        f" in {report.seconds:.1f} s{verified}{acknowledged}; each is {enabled}"
     )

@@ -23,7 +23,7 @@ from gazette.history.backfill.inventory import (
 )
 from gazette.history.backfill.staging import DirectoryStaging, Staging, garbage, open_staging
 from gazette.recoverylog.scratch import abandoned
-from gazette.runtime.numbers import bytes_text
+from gazette.runtime.numbers import bytes_text, counted
 from gazette.runtime.tasks import BlockingPool
 
 _NEVER: Final = "-"
@@ -138,5 +138,6 @@ async def collect(context: Context, flags: ShardsBackfillFlags) -> int:
         pool.close()
     verb = "would be removed" if flags.dry_run else "removed"
     size = sum(item.object.size for item in items) + sum(build.size for build in builds)
-    context.terminal.note(f"{len(items) + len(builds) - failed} objects {verb}, {bytes_text(size)}")
+    objects = counted(len(items) + len(builds) - failed, "object")
+    context.terminal.note(f"{objects} {verb}, {bytes_text(size)}")
     return 1 if failed else 0

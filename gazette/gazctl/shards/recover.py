@@ -29,6 +29,7 @@ from gazette.recoverylog.playback.player import Player, RecoveredState
 from gazette.recoverylog.shard_state import ShardState, to_standalone
 from gazette.recoverylog.time_travel import Moment, open_at
 from gazette.runtime.numbers import bytes_text
+from gazette.runtime.private_paths import make_private_directory
 from gazette.runtime.tasks import BlockingPool
 
 STAGING: Final = ".gazctl-recover"
@@ -113,7 +114,7 @@ def sole_use(directory: Path) -> Iterator[None]:
     """Make a directory, and keep other recoveries away from it in the block. Raise ``Invalid`` if it cannot
     be used, and ``NotAllowed`` if another recovery uses it."""
     try:
-        directory.mkdir(0o700, parents=True, exist_ok=True)
+        make_private_directory(directory)
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
         raise Invalid(f"cannot use {directory}: {error.strerror}", path="--dir") from error

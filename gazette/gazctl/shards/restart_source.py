@@ -11,6 +11,7 @@ from gazette.gazctl.context import Context, parse_selector
 from gazette.gazctl.flags import RestartSourceFlags
 from gazette.gazctl.shards.list import list_shards
 from gazette.protocol.ids import split_journal_meta
+from gazette.runtime.numbers import counted
 
 
 async def run(context: Context) -> int:
@@ -40,10 +41,10 @@ async def run(context: Context) -> int:
             await consumer.apply_shards(changes)
             await consumer.unassign(ids, only_failed=True)
     context.terminal.write("".join(f"{shard_id}\n" for shard_id in ids))
-    verb = "would read" if flags.dry_run else "read"
-    place = "where they were" if flags.same_bytes else f"from offset {flags.offset}"
+    verb = "would read" if flags.dry_run else "reads" if len(ids) == 1 else "read"
+    place = "at the same offsets" if flags.same_bytes else f"from offset {flags.offset}"
     context.terminal.note(
-        f"{len(ids)} shards {verb} {flags.source} {place}, as it was created again at revision"
+        f"{counted(len(ids), 'shard')} {verb} {flags.source} {place}, as it was created again at revision"
         f" {journal.create_revision}"
     )
     return 0

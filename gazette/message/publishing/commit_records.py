@@ -23,6 +23,7 @@ from typing import Any, Final, TypeVar
 
 from gazette.errors import Broken, Corrupt, Invalid, Unavailable
 from gazette.protocol.ids import JournalName
+from gazette.runtime.private_paths import make_private_directory, open_private
 from gazette.runtime.tasks import BlockingPool, OpFuture, await_future
 from gazette.runtime.timeouts import timeout
 
@@ -44,7 +45,7 @@ class CommitRecords:
         self.path = directory / _RECORD
         """The file of the record; absent while no commit is to be completed."""
         try:
-            directory.mkdir(parents=True, exist_ok=True)
+            make_private_directory(directory)
             self._lock = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise _unwritable(directory, error) from error
@@ -90,7 +91,7 @@ class CommitRecords:
         )
         partial = self.path.with_suffix(".partial")
         try:
-            with partial.open("w") as file:
+            with open(partial, "w", opener=open_private) as file:
                 file.write(text)
                 file.flush()
                 os.fsync(file.fileno())

@@ -20,7 +20,9 @@ from gazette.errors import Broken, GazetteError, Invalid, Unavailable
 from gazette.run.dev.heads import resume_journals
 from gazette.run.dev.processes import ChildProcess, await_ready, python_module
 from gazette.runtime.clock import Clock
+from gazette.runtime.numbers import counted
 from gazette.runtime.ports import bracketed, free_port, port_is_free
+from gazette.runtime.private_paths import make_private_directory
 from gazette.runtime.tasks import TaskScope
 from gazette.runtime.timeouts import timeout
 
@@ -59,7 +61,10 @@ class ClusterSettings:
         if not 1 <= self.brokers <= 20:
             raise Invalid(f"{self.brokers} brokers (expected 1 to 20)", path="--brokers")
         if not 1 <= self.zones <= self.brokers:
-            raise Invalid(f"{self.zones} zones for {self.brokers} brokers", path="--zones")
+            raise Invalid(
+                f"{counted(self.zones, 'zone')} for {counted(self.brokers, 'broker')}",
+                path="--zones",
+            )
 
     @property
     def advertised_host(self) -> str:
@@ -159,8 +164,8 @@ class LocalCluster:
         grpc_port, http_port = self._ports(index)
         fragments = self.directory / "fragments"
         spools = self.directory / "spools" / name
-        fragments.mkdir(0o700, parents=True, exist_ok=True)
-        spools.mkdir(0o700, parents=True, exist_ok=True)
+        make_private_directory(fragments)
+        make_private_directory(spools)
         flags = (
             f"--broker.id={name}",
             f"--broker.zone={zone}",

@@ -11,6 +11,7 @@ from typing import Final
 from gazette.run.dev.processes import ChildProcess, python_module
 from gazette.runtime.clock import Clock
 from gazette.runtime.ports import free_port
+from gazette.runtime.private_paths import make_private_directory
 from gazette.runtime.tasks import TaskScope
 
 KEY_ENV: Final = "GAZETTE_UI_KEY"
@@ -35,8 +36,9 @@ async def console_beside(
     """
     port, key = free_port(), secrets.token_urlsafe(24)
     scratch = directory / "console"
-    scratch.mkdir(0o700, parents=True, exist_ok=True)
+    make_private_directory(scratch)
     config = scratch / "gazctl.ini"
+    config.touch(0o600)
     config.write_text("")
     flags = [f"--port={port}", f"--scratch-dir={scratch}", f"--config={config}"]
     flags += [f"--broker.address={brokers}"]

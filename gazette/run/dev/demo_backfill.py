@@ -22,6 +22,7 @@ from gazette.protocol.shard import ShardSpec
 from gazette.run.dev.processes import ChildProcess, python_module
 from gazette.run.dev.word_count import LOGS, WordCountCluster, examples_path
 from gazette.runtime.clock import Clock
+from gazette.runtime.private_paths import make_private_directory
 
 APP: Final = "word_count.backfill:WordCountBackfill"
 SPARK_MASTER: Final = "local[*]"
@@ -175,7 +176,7 @@ class BackfillAct:
         member = next(member for member in self._words.members if member.process.running)
         python_path = [str(examples_path()), cluster.environ.get("PYTHONPATH", "")]
         scratch = cluster.directory / "scratch" / "backfill"
-        scratch.mkdir(parents=True, exist_ok=True)
+        make_private_directory(scratch)
         process = ChildProcess(
             "backfill",
             python_module(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 import signal
 import sys
 from collections.abc import Sequence
@@ -142,10 +143,11 @@ def _say(cluster: LocalCluster) -> None:
     for broker in cluster.brokers:
         print(f"broker   {broker.grpc_url} (gRPC)   {broker.http_url} (HTTP)   {broker.zone}")
     print(f"state    {cluster.directory}")
-    print(f"try      gazctl journals list --broker.address {first_broker.grpc_url}")
+    broker_url, etcd_url = map(shlex.quote, (first_broker.grpc_url, cluster.etcd.endpoint))
+    print(f"try      gazctl journals list --broker.address {broker_url}")
     print(
-        f"         gazette run app.py --broker.address {first_broker.grpc_url} "
-        f"--etcd.address {cluster.etcd.endpoint} --store file:///"
+        f"         gazette run app.py --broker.address {broker_url} "
+        f"--etcd.address {etcd_url} --store file:///"
     )
     print("Ctrl-C stops it; the state stays.", flush=True)
 

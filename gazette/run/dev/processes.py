@@ -13,6 +13,7 @@ from typing import Final
 
 from gazette.errors import Broken, Unavailable
 from gazette.runtime.clock import Clock
+from gazette.runtime.private_paths import append_private, make_private_directory
 from gazette.runtime.supervisor import PARENT_ENV
 from gazette.runtime.timeouts import timeout
 
@@ -57,8 +58,8 @@ class ChildProcess:
         return None if self._process is None else self._process.returncode
 
     async def start(self) -> None:
-        self.log_path.parent.mkdir(parents=True, exist_ok=True)
-        with self.log_path.open("ab") as log:
+        make_private_directory(self.log_path.parent)
+        with append_private(self.log_path) as log:
             self._log_begin = log.tell()
             self._process = await asyncio.create_subprocess_exec(
                 *self._argv,

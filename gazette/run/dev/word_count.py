@@ -25,6 +25,7 @@ from gazette.run.dev.cluster import LocalCluster
 from gazette.run.dev.processes import ChildProcess, await_ready, python_module
 from gazette.runtime.clock import Clock
 from gazette.runtime.ports import bracketed, free_port
+from gazette.runtime.private_paths import make_private_directory
 from gazette.runtime.tasks import TaskScope
 from gazette.runtime.timeouts import timeout
 
@@ -180,7 +181,7 @@ class WordCountCluster:
         cluster, settings = self.cluster, self.settings
         grpc_port, http_port = free_port(), free_port()
         scratch = cluster.directory / "scratch" / name
-        scratch.mkdir(parents=True, exist_ok=True)
+        make_private_directory(scratch)
         brokers = ",".join(broker.grpc_url for broker in cluster.brokers)
         argv = python_module(
             "word_count",
