@@ -21,7 +21,7 @@ from gazette.gazctl.io.record_splitter import LineSplitter
 from gazette.gazctl.journals.list import list_journals
 from gazette.gazctl.journals.lookup import write_head
 from gazette.gazctl.journals.read import is_over
-from gazette.gazctl.journals.waits import ReadWaits
+from gazette.gazctl.journals.waits import WaitReasons
 from gazette.gazctl.last_messages import MessageJournal, find_last, is_data
 from gazette.history.columns import MessageFormat
 from gazette.labels import CONTENT_CSV, CONTENT_JSON_LINES, CONTENT_PROTO_FIXED, CONTENT_TYPE
@@ -95,10 +95,10 @@ class MessageWriter:
     """The last list of journals, with --follow."""
     _first_revision: int = 0
     """Revision of the first list of journals."""
-    _waits: ReadWaits = field(init=False)
+    _waits: WaitReasons = field(init=False)
 
     def __post_init__(self) -> None:
-        self._waits = ReadWaits(self.context, self.client)
+        self._waits = WaitReasons(self.context, self.client)
 
     def on_signal(self) -> bool:
         """End all reads. The second signal cancels them."""

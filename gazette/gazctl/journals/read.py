@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from gazette.client.client import Client
 from gazette.client.journals import JournalList, ListedJournal
 from gazette.client.read.reader import OffsetJump, ReadParams
 from gazette.client.read.retry_reader import RetryReader
@@ -24,7 +23,7 @@ from gazette.gazctl.io.message_boundaries import edges_of
 from gazette.gazctl.io.time_args import parse_moment
 from gazette.gazctl.journals.list import list_journals
 from gazette.gazctl.journals.lookup import write_head
-from gazette.gazctl.journals.waits import ReadWaits
+from gazette.gazctl.journals.waits import WaitReasons
 from gazette.labels import CONTENT_TYPE
 from gazette.protocol.journal import SuspendLevel
 from gazette.protocol.label_set import LabelSelector
@@ -44,7 +43,14 @@ async def run(context: Context) -> int:
         _require_writable(flags.offsets_out)
     client = await context.broker(flags.file_root)
     async with OutputFile(flags.output, context.terminal) as file:
-        reading = Reading(context, client, flags, MergedOutput(file), begin_mod_time, offsets)
+        reading = Reading(
+            context,
+            WaitReasons(context, client),
+            flags,
+            MergedOutput(file),
+            begin_mod_time,
+            offsets,
+        )
         context.on_signal = reading.on_signal
         try:
             await (reading.follow(selector) if flags.block else reading.read_once(selector))
@@ -68,7 +74,7 @@ class Reading:
     """All reads of one command. ``offsets`` holds the end of the written bytes by journal."""
 
     context: Context
-    client: Client
+    waits: WaitReasons
     flags: ReadFlags
     output: MergedOutput
     begin_mod_time: int
@@ -84,10 +90,6 @@ class Reading:
     """Revision of etcd at which a journal was created, when its reading began."""
     _listed: dict[str, ListedJournal] = field(default_factory=dict)
     """The journals that match now, by name. Only for reads without end."""
-    _waits: ReadWaits = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._waits = ReadWaits(self.context, self.client)
 
     def on_signal(self) -> bool:
         """End all reads at their present offsets. The second signal cancels them."""
@@ -102,7 +104,7 @@ class Reading:
 
     async def read_once(self, selector: LabelSelector) -> None:
         """Read to the write head, some journals at a time. The first error ends all reads."""
-        listed = await list_journals(self.context, self.client, selector)
+        listed = await list_journals(self.context, self.waits.client, selector)
         if not listed.journals:
             self.context.terminal.note("no journal matches")
         self._first_revision = listed.header.etcd.revision
@@ -113,13 +115,13 @@ class Reading:
                 if not self.stopping.is_set() and (read := await self._open(journal)) is not None:
                     await self._copy_and_close(journal.spec.name, read)
 
-        async with self._waits.noting(), self._showing_progress(), TaskScope("read") as scope:
+        async with self.waits.noting(), self._showing_progress(), TaskScope("read") as scope:
             for journal in listed.journals:
                 scope.spawn(one(journal), name=journal.spec.name)
 
     async def follow(self, selector: LabelSelector) -> None:
         """Read without end from the journals that match, including those that match later."""
-        async with self._waits.noting(), TaskScope("read") as scope:
+        async with self.waits.noting(), TaskScope("read") as scope:
             watch = scope.daemon(self._watch(selector, scope), name="watch")
             scope.spawn(self._end_of(watch, scope), name="end")
 
@@ -132,7 +134,7 @@ class Reading:
         self._close_readers()
 
     async def _watch(self, selector: LabelSelector, scope: TaskScope) -> None:
-        async for listed in self.client.watch_journals(selector):
+        async for listed in self.waits.client.watch_journals(selector):
             if not self._first_revision:
                 self._first_revision = listed.header.etcd.revision
                 if not listed.journals:
@@ -194,7 +196,7 @@ class Reading:
         )
         content_type = spec.labels.value_of(CONTENT_TYPE) or ""
         stream = self.output.stream(edges_of(content_type))
-        opened = self._waits.unbounded if self.flags.block else self._waits.bounded
+        opened = self.waits.unbounded if self.flags.block else self.waits.bounded
         read = self._reads[spec.name] = _JournalRead(opened(params), stream)
         return read
 
@@ -202,7 +204,7 @@ class Reading:
         # A journal created after the command began is read from its first byte, even with --tail.
         if not self.flags.tail or journal.create_revision > self._first_revision:
             return 0
-        return await write_head(self.context, self.client, journal.spec.name)
+        return await write_head(self.context, self.waits.client, journal.spec.name)
 
     async def _copy_and_close(self, name: str, read: _JournalRead) -> None:
         """Copy a journal to the output, until it ends or its reader is closed."""

@@ -17,6 +17,7 @@ from gazette.gazctl.io.terminal import Terminal
 from gazette.gazctl.journals.list import list_journals
 from gazette.gazctl.journals.lookup import journal_answering, write_head
 from gazette.gazctl.journals.read import READ_BYTES, Reading
+from gazette.gazctl.journals.waits import WaitReasons
 from gazette.labels import CONTENT_PROTO_FIXED, CONTENT_RECOVERY_LOG, CONTENT_TYPE
 from gazette.protocol.ids import JournalName, Offset, validate_journal_name
 from gazette.protocol.journal import SuspendLevel
@@ -57,7 +58,9 @@ async def run(context: Context) -> int:
         begins[names[0]] = await find_lines(context, client, names[0], flags.lines)
     async with PrintableOutput(context.terminal) as output:
         read_flags = ReadFlags(block=not flags.no_follow, tail=True)
-        reading = Reading(context, client, read_flags, MergedOutput(output), 0, begins)
+        reading = Reading(
+            context, WaitReasons(context, client), read_flags, MergedOutput(output), 0, begins
+        )
         context.on_signal = reading.on_signal
         await (reading.read_once(selector) if flags.no_follow else reading.follow(selector))
         await output.finish()

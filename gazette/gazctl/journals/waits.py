@@ -21,7 +21,7 @@ _ASK_MAX: Final = 16
 
 
 @dataclass(slots=True)
-class ReadWaits:
+class WaitReasons:
     """The open readers of a command. Loop-bound."""
 
     context: Context
@@ -78,7 +78,7 @@ class ReadWaits:
 class NotedReader(RetryReader):
     """The bytes of a journal, for a command. Loop-bound; close it."""
 
-    def __init__(self, waits: ReadWaits, params: ReadParams, *, is_bounded: bool) -> None:
+    def __init__(self, waits: WaitReasons, params: ReadParams, *, is_bounded: bool) -> None:
         super().__init__(waits.client, params, on_interrupted=self._on_silence)
         self.is_silent = True
         """True until bytes arrive, and again once a broker fails."""
