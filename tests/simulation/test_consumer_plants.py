@@ -38,16 +38,16 @@ FOUND: dict[str, tuple[int, str]] = {
     "hints-before-flush": (366, "the hints name operations beyond the end"),
     "promotions-append-once": (85, "has failed"),
     "queries-outlive-the-lease": (6, "still answers a query"),
-    "recovered-acks-not-awaited": (115, "inputs are missing"),
     "sqlite-commits-without-waits": (15, "inputs are missing"),
     "sources-forget-their-life": (4, "does not say that in/0/0 was created again"),
     "standby-older-than-it-says": (20, "were committed"),
     "views-forget-the-hand-off": (23, "does not say that in/0/0 was created again"),
 }
 """From which seed on each is searched, and a word of what is said once it is found."""
-UNSEEN = {"jump-not-sequenced"}
-"""It has an effect only on a query of an offset that was jumped over, with nothing behind it: see
-`tests/consumer/test_app_driver.py`."""
+UNSEEN = {"jump-not-sequenced", "recovered-acks-not-awaited"}
+"""The first has an effect only on a query of an offset that was jumped over, with nothing behind it. The
+second needs another crash before recovered acknowledgements are in place. None of the first 300 seeds
+has that, so `make sim-plants` takes long to find it. `tests/consumer/test_app_driver.py` finds both."""
 
 
 def planted(name: str) -> str:

@@ -74,7 +74,7 @@ def test_a_mistake_that_is_planted_is_found() -> None:
     ("plant", "first"),
     [
         pytest.param("unknown-session-admitted", 1, marks=pytest.mark.long),
-        pytest.param("group-answered-ok", 1, marks=pytest.mark.long),
+        pytest.param("group-answered-ok", 151, marks=pytest.mark.long),
         ("steady-in-any-state", 1),
         pytest.param("journal-refused-for-its-store", 1, marks=pytest.mark.long),
     ],
