@@ -6,6 +6,7 @@ Programs import these names from `gazette.config.schema`, which finds the value 
 from __future__ import annotations
 
 import dataclasses
+import errno
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -156,6 +157,22 @@ def expanded(text: str) -> Path:
     except RuntimeError as error:
         raise Invalid(
             "it begins with an unknown home directory", hint="Write the whole path."
+        ) from error
+
+
+def require_writable(path: Path, option: str) -> None:
+    """Raise ``Invalid``, which names the option, unless a file could be written at ``path``. Write none."""
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, "it is a directory")
+        beside = path.with_name(path.name + ".partial")
+        beside.touch()
+        beside.unlink()
+    except OSError as error:
+        raise Invalid(
+            f"cannot write to {path}: {error.strerror}",
+            path=option,
+            hint="Give a file in a directory that exists.",
         ) from error
 
 

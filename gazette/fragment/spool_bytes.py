@@ -18,10 +18,10 @@ from collections import deque
 from collections.abc import Collection
 from typing import Final
 
-from gazette.errors import Unavailable
+from gazette.errors import Closed, Unavailable
 from gazette.fragment.local_file import Disk, SpoolFile
 from gazette.protocol.content import BytesLike
-from gazette.runtime.tasks import Pool
+from gazette.runtime.tasks import Pool, submitted
 
 log = logging.getLogger(__name__)
 
@@ -253,13 +253,11 @@ class SpoolMemory:
             holders = [spool for spool in self._holders if spool.unwritten]
             self._holders = weakref.WeakKeyDictionary(dict.fromkeys(holders))
             try:
-                self._writing = self.pool.submit(_write, holders)
+                self._writing = submitted(self.pool, "the broker ends", _write, holders)
             except Unavailable as error:  # The next append waits for a thread, or fails.
                 self.failed(error)
-            except (
-                RuntimeError
-            ):  # The pool is closed, so the broker ends: memory keeps the bytes until then.
-                pass
+            except Closed:
+                pass  # The broker ends, and memory keeps the bytes until then.
 
     def free(self, length: int) -> None:
         """Count ``length`` fewer bytes. Call it in any thread, also while the garbage collector runs."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
@@ -12,10 +11,11 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
-from gazette.errors import Invalid, NotFound
-from gazette.runtime.private_paths import make_private_directory, open_private
+from gazette.errors import Invalid, NotFound, Unavailable
+from gazette.runtime.private_paths import locked_file, make_private_directory
 
 FILE: Final = "contexts.yaml"
+_LOCK_S: Final = 10.0
 SIGN_INS: Final = "sign-ins"
 ADDRESSES: Final = {"broker": "BROKER_ADDRESS", "consumer": "CONSUMER_ADDRESS"}
 """Addresses of a context, with the environment variables that they replace."""
@@ -80,10 +80,11 @@ class Contexts:
 
     @classmethod
     @contextmanager
-    def changing(cls, environ: Mapping[str, str]) -> Iterator[Contexts]:
+    def changing(cls, environ: Mapping[str, str], *, wait_s: float = _LOCK_S) -> Iterator[Contexts]:
         """Read the file, and replace it at the end of the block. Other processes wait for that.
 
         Raise ``Invalid`` without a home directory, ``OSError`` if the write fails, and the errors of `load`.
+        Raise ``Unavailable`` if another process keeps the lock for ``wait_s`` seconds.
         """
         directory = contexts_directory(environ)
         if directory is None:
@@ -93,11 +94,17 @@ class Contexts:
                 hint="Set HOME to a directory that can be written.",
             )
         make_private_directory(directory)
-        with open(directory / f"{FILE}.lock", "w", opener=open_private) as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            contexts = cls.load(environ)
-            yield contexts
-            contexts._save(directory / FILE)
+        lock_path = directory / f"{FILE}.lock"
+        try:
+            with locked_file(lock_path, wait_s):
+                contexts = cls.load(environ)
+                yield contexts
+                contexts._save(directory / FILE)
+        except BlockingIOError:
+            raise Unavailable(
+                "another process changes the contexts",
+                hint=f"Wait for the other gazctl, or end it: it holds {lock_path}.",
+            ) from None
 
     def _save(self, path: Path) -> None:
         import yaml

@@ -40,6 +40,7 @@ from gazette.run.members import MemberProcess, RunMembers
 from gazette.run.settings import RunFlags
 from gazette.runtime.clock import Clock
 from gazette.runtime.ports import free_port, port_is_free
+from gazette.runtime.private_paths import make_private_directory
 from gazette.runtime.supervisor import PARENT_ENV
 from gazette.runtime.tasks import TaskScope
 
@@ -114,7 +115,7 @@ class RunSession:
 
         With ``after_crash``, processes of a killed run may still be ending. Cancellation ends all processes.
         """
-        self._scratch.mkdir(0o700, parents=True, exist_ok=True)
+        make_private_directory(self._scratch)
         description = await self._describe()
         if description is None:
             return _EXIT_USAGE

@@ -268,7 +268,7 @@ def test_mistakes_in_flags_say_what_to_do(tmp_path: Path) -> None:
             ([f"--port={port}", "--etcd-port=0", f"--dir={tmp_path}"], "is in use"),
             ([f"--dir={__file__}"], "etcd cannot write to"),
             (["--ready-file=/no/such/file"], "--ready-file: cannot write to /no/such/file"),
-            ([f"--ready-file={tmp_path}"], "Is a directory"),
+            ([f"--ready-file={tmp_path}"], "it is a directory"),
         ):
             result = subprocess.run(
                 python_module("gazette.main", "dev", *arguments), capture_output=True, text=True

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from gazette.errors import Invalid
+from gazette.errors import Invalid, Unavailable
+from gazette.gazctl.contexts import Contexts
 from gazette.gazctl.run_contexts import RunContext, published, run_contexts
 from gazette.testing.broker import BrokerFixture
 from tests.gazctl.runner import Runner, offline
@@ -182,3 +183,15 @@ def test_contexts_that_are_set_at_the_same_time_all_stay(tmp_path: Path) -> None
         assert set(threads.map(create, names)) == {0}
     listed = offline("context", "list", HOME=str(tmp_path))
     assert sorted(row[0] for row in listed.rows) == sorted(names)
+
+
+def test_a_process_that_keeps_the_contexts_is_named_and_not_waited_for_without_end(
+    tmp_path: Path,
+) -> None:
+    environ = {"HOME": str(tmp_path)}
+    with Contexts.changing(environ) as contexts:
+        contexts.named["kept"] = {}
+        with pytest.raises(Unavailable, match="another process"):
+            with Contexts.changing(environ, wait_s=0.1):
+                pass
+    assert list(Contexts.load(environ).named) == ["kept"]

@@ -49,7 +49,7 @@ class Reading:
     def __init__(self, broker: StubBroker, client: Client, calendar: Calendar) -> None:
         self._journal, self._client, self._calendar = broker.journal(JOURNAL), client, calendar
         self.numbers: list[int] = []
-        """What was read, acknowledgements among it."""
+        """The messages that were read, and acknowledgements."""
         self.written = 0
         self.reader = self._reader(SourceCheckpoint())
 

@@ -161,7 +161,7 @@ def _numbers(state: dict[str, int]) -> list[int]:
 
 @dataclass(slots=True)
 class Surroundings:
-    """What the simulation gives to an application."""
+    """The objects that the simulation gives to an application."""
 
     outputs: Sequence[str]
     pause: Callable[[float], object]

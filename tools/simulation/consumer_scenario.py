@@ -139,7 +139,7 @@ class ConsumerScenario:
         self.numbers = 0
         """How many messages were published."""
         self.committed = 0
-        """How many of these messages have committed by the end."""
+        """The number of these messages that have committed by the end."""
         self._writers: list[asyncio.Task[None]] = []
         self._askers: list[QueryClient] = []
         self.settled: dict[str, list[int]] = {}

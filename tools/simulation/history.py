@@ -1,4 +1,4 @@
-"""What happened in a simulation, as far as the judge needs it."""
+"""The events of a simulation that the judge needs."""
 
 from __future__ import annotations
 

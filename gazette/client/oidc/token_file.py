@@ -6,8 +6,6 @@ For example, Kubernetes writes its tokens into a file of a pod. Such a file has 
 
 from __future__ import annotations
 
-import fcntl
-import itertools
 import json
 import logging
 import math
@@ -34,7 +32,7 @@ from gazette.client.oidc.documents import (
 )
 from gazette.errors import GazetteError, Invalid, NotAllowed, Unavailable
 from gazette.runtime.clock import Clock
-from gazette.runtime.private_paths import make_private_directory
+from gazette.runtime.private_paths import locked_file, make_private_directory
 
 log = logging.getLogger(__name__)
 
@@ -270,24 +268,12 @@ def locked(path: Path, wait_s: float = LOCK_S) -> Iterator[None]:
 
     Raise ``Unavailable`` if another process keeps the lock for ``wait_s`` seconds, and for an ``OSError``.
     """
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         make_private_directory(path.parent)
-        with os.fdopen(os.open(path.with_suffix(".lock"), flags, 0o600), "r+b", 0) as lock:
-            for attempt in itertools.count(1):
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    if attempt * _LOCK_POLL_S > wait_s:
-                        raise Unavailable(
-                            f"another process renews or changes the sign-in of {path}"
-                        ) from None
-                threading.Event().wait(_LOCK_POLL_S)
-            try:
-                yield
-            finally:
-                fcntl.flock(lock, fcntl.LOCK_UN)  # A child of a fork may have it open, too.
+        with locked_file(path.with_suffix(".lock"), wait_s):
+            yield
+    except BlockingIOError:
+        raise Unavailable(f"another process renews or changes the sign-in of {path}") from None
     except OSError as error:
         raise Unavailable(f"the sign-in cannot be kept: {error}") from error
 

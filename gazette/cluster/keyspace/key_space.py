@@ -154,8 +154,8 @@ class KeySpace:
         """Wait until the mirror is at ``revision`` or later. Bound the wait with ``asyncio.timeout``.
 
         Only changes under the root count: the revision of a write elsewhere is reached with the next change
-        here. With ``early``, steps wait less for more events, which costs more steps: this is for a call of a
-        user that waits for what it has written. Raise ``Closed`` or ``Broken`` if ``watch`` has ended.
+        here. With ``early``, steps come sooner, and there are more of them: use it for a call of a user that
+        waits for its own change. Raise ``Closed`` or ``Broken`` if ``watch`` has ended.
         """
         if early and self.seen_revision < revision:
             self._wanted_early = max(self._wanted_early, revision)

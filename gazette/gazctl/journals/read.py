@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -15,6 +14,7 @@ from gazette.client.journals import JournalList, ListedJournal
 from gazette.client.read.reader import OffsetJump, ReadParams
 from gazette.client.read.retry_reader import RetryReader
 from gazette.client.rpc.errors import status_of
+from gazette.config.option import require_writable
 from gazette.errors import Closed, GazetteError, Invalid, NotAllowed, NotFound, NotYet
 from gazette.gazctl.context import CALLS_MAX, Context, parse_selector
 from gazette.gazctl.flags import BrokerFlags, ReadFlags
@@ -40,7 +40,7 @@ async def run(context: Context) -> int:
     begin_mod_time = parse_moment(flags.since, context.clock.now(), "--from")
     offsets = read_offsets(flags.offsets)
     if flags.offsets_out is not None:
-        _require_writable(flags.offsets_out)
+        require_writable(flags.offsets_out, "--offsets-out")
     client = await context.broker(flags.file_root)
     async with OutputFile(flags.output, context.terminal) as file:
         reading = Reading(
@@ -296,22 +296,6 @@ def read_offsets(path: Path | None) -> dict[str, int]:
     ):
         return value
     raise Invalid(f"{path} is not an object of offsets by journal", path="--offsets")
-
-
-def _require_writable(path: Path) -> None:
-    """Raise ``Invalid`` if offsets cannot be written there: after a long read they would be lost."""
-    try:
-        if path.is_dir():
-            raise IsADirectoryError(errno.EISDIR, "it is a directory")
-        temporary = _temporary(path)
-        temporary.touch()
-        temporary.unlink()
-    except OSError as error:
-        raise Invalid(
-            f"cannot write to {path}: {error.strerror}",
-            path="--offsets-out",
-            hint="Give a file in a directory that exists.",
-        ) from error
 
 
 def _temporary(path: Path) -> Path:

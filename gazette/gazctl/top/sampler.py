@@ -47,7 +47,7 @@ class Listed:
     journals: dict[JournalName, ListedJournal] = field(default_factory=dict)
     shards: dict[str, ListedShard] = field(default_factory=dict)
     waits: dict[str, str] = field(default_factory=dict)
-    """What shards without a primary that reads wait for, by id."""
+    """By id of a shard that no primary reads: the reason why it waits."""
     headers: dict[str, Header] = field(default_factory=dict)
     refusals: dict[str, GazetteError] = field(default_factory=dict)
     """Errors of lists that were refused, as for a token that has expired. They are problems, too."""

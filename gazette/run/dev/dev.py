@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from gazette.config.option import require_writable
 from gazette.config.schema import Schema, duration, exit_with, setting
 from gazette.errors import GazetteError, Invalid
 from gazette.run.dev.cluster import ClusterSettings, LocalCluster
@@ -71,19 +72,6 @@ def _settings(flags: DevFlags) -> ClusterSettings:
     )
 
 
-def _require_writable(ready_file: Path) -> None:
-    """Remove the ready file of a former run. Raise ``Invalid`` if a new one could not be written."""
-    try:
-        ready_file.touch()
-        ready_file.unlink()
-    except OSError as error:
-        raise Invalid(
-            f"cannot write to {ready_file}: {error.strerror}",
-            path="--ready-file",
-            hint="Give a file in a directory that exists.",
-        ) from error
-
-
 async def _serve(settings: ClusterSettings, flags: DevFlags, clock: Clock) -> int:
     """Run the cluster. Return 0 once a signal asks for a stop, or 1 once a broker has ended."""
     ready_file = flags.ready_file
@@ -92,7 +80,8 @@ async def _serve(settings: ClusterSettings, flags: DevFlags, clock: Clock) -> in
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
     if ready_file is not None:
-        _require_writable(ready_file)
+        require_writable(ready_file, "--ready-file")
+        ready_file.unlink(missing_ok=True)
     cluster = LocalCluster(settings, clock)
     async with TaskScope("dev") as scope:
         start = scope.spawn(cluster.start(), name="start")

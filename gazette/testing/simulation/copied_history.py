@@ -1,4 +1,4 @@
-"""What a backfill in a simulation reads: copies of journals, in files, instead of brokers."""
+"""Copies of journals in files. A backfill in a simulation reads them in place of brokers."""
 
 from __future__ import annotations
 

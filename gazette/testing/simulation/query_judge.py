@@ -23,7 +23,7 @@ _ROUNDING_S: Final = 0.001
 
 @dataclass(frozen=True, slots=True)
 class WrongRows:
-    """What is wrong about an answer."""
+    """A fault of an answer, as text."""
 
     what: str
     details: str
