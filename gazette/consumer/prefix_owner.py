@@ -13,6 +13,7 @@ from gazette.cluster.etcd.values import Compare, Op
 from gazette.consumer.application_name import Owner
 from gazette.errors import Conflict, Invalid
 from gazette.protocol.pb import consumer_pb2
+from gazette.runtime.decoders import json_decoder
 
 OWNER: Final = "/application"
 _ATTEMPTS_MAX: Final = 10
@@ -25,7 +26,7 @@ def owner_key(root: str) -> str:
 def decode_owner(value: bytes) -> Owner:
     """Decode the owner of a prefix. Raise ``Invalid`` for any other value."""
     try:
-        return msgspec.json.decode(value, type=Owner)
+        return json_decoder(Owner).decode(value)
     except msgspec.MsgspecError as error:
         raise Invalid(f"not the owner of a prefix: {error}") from error
 

@@ -19,6 +19,7 @@ from gazette.message.framing.csv import parse_record
 from gazette.message.uuid_place import names_of
 from gazette.protocol.text.validation import within
 from gazette.runtime.clock import Clock
+from gazette.runtime.decoders import json_decoder
 
 READ_BYTES: Final = 1 << 16
 """Bytes of one read. All lines of a read get about the same time, so a read is small."""
@@ -89,7 +90,7 @@ class PlaceInJson:
         with within("--uuid"):
             self._names = names_of(place)
         self._form = uuids.TextForm()
-        self._decode = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+        self._decode = json_decoder(dict[str, msgspec.Raw]).decode
 
     def render(self, uuid: bytes, line: bytes) -> bytes:
         return self._put(line, self._names, uuid) + b"\n"

@@ -37,6 +37,7 @@ from gazette.message.uuid import clock_unix_ns
 from gazette.protocol.checkpoint import SourceCheckpoint
 from gazette.protocol.journal import SuspendLevel
 from gazette.protocol.label_set import LabelSelector
+from gazette.runtime.decoders import json_decoder
 from gazette.runtime.numbers import counted
 from gazette.runtime.tasks import BlockingPool, TaskScope
 
@@ -428,7 +429,7 @@ class Producing:
         return f"line {self._lines} (after {counted(self.committed, 'committed message')})"
 
 
-_exact_object: Final = msgspec.json.Decoder(dict[str, Any], float_hook=exact_float).decode
+_exact_object: Final = json_decoder(dict[str, Any], float_hook=exact_float).decode
 
 
 def object_of(line: bytes) -> dict[str, Any]:

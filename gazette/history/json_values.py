@@ -24,6 +24,7 @@ import pyarrow as pa
 from gazette.errors import Invalid
 from gazette.history import lenient_json
 from gazette.history.lenient_json import NO_JSON, NOT_FINITE
+from gazette.runtime.decoders import json_decoder
 
 Convert = Callable[[bytes, list[str]], Any]
 """Function that converts the text of a value. Raises ``ValueError`` if the value does not fit.
@@ -81,9 +82,9 @@ _GREGORIAN_BEGIN: Final = datetime.date(1582, 10, 15).toordinal() - _EPOCH
 _INT32: Final = range(-(1 << 31), 1 << 31)
 _INT64: Final = range(-(1 << 63), 1 << 63)
 
-_decode_object = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
-_decode_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
-_decode_text = msgspec.json.Decoder(str).decode
+_decode_object = json_decoder(dict[str, msgspec.Raw]).decode
+_decode_list = json_decoder(list[msgspec.Raw]).decode
+_decode_text = json_decoder(str).decode
 
 
 class JsonRow:

@@ -31,6 +31,7 @@ from gazette.history.summary import Summary
 from gazette.labels import CONTENT_PROTO_FIXED
 from gazette.protocol.fragment import ZERO_SUM
 from gazette.protocol.ids import JournalName
+from gazette.runtime.decoders import msgpack_decoder
 
 LOGGER: Final = logging.getLogger(__name__)
 
@@ -170,7 +171,7 @@ def _decode(content: bytes, identity: bytes) -> _Kept | None:
     if content[:header_bytes] != _MARK + hashlib.sha256(body).digest():
         return None
     try:
-        kept = msgspec.msgpack.decode(body, type=_Kept)
+        kept = msgpack_decoder(_Kept).decode(body)
     except (msgspec.DecodeError, RecursionError):
         return None
     return kept if kept.identity == identity else None

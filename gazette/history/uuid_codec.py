@@ -12,6 +12,7 @@ from gazette.history import lenient_json
 from gazette.history.lenient_json import NO_JSON
 from gazette.message.codec import MessageCodec
 from gazette.message.uuid import TextForm
+from gazette.runtime.decoders import json_decoder
 
 
 class UuidCodec(MessageCodec[Any]):
@@ -33,7 +34,7 @@ class UuidCodec(MessageCodec[Any]):
         self.uuids_of = partial(form.read_all, self.value_of)
         self.names = names
         """Path of names to the UUID."""
-        self._decoder = msgspec.json.Decoder(peek_type)
+        self._decoder = json_decoder(peek_type)
         self.decode_lines = self._decoder.decode_lines
 
     def decode(self, payload: bytes) -> Any:

@@ -45,9 +45,10 @@ from gazette.message.uuid_place import (
     protobuf_place,
     pydantic_place,
 )
-from gazette.message.value_types import is_customized
+from gazette.message.value_types import decoder_of, is_customized
 from gazette.message.values import ValueEncoding, finite
 from gazette.protocol.ids import JournalName
+from gazette.runtime.decoders import json_decoder
 
 M = TypeVar("M")
 
@@ -69,7 +70,7 @@ CODEC_ERRORS: Final = (
 
 _MAY_BE_NON_FINITE: Final = re.compile(rb"null|NaN|Infinity")
 _NON_FINITE: Final = re.compile(rb"NaN|Infinity")
-_require_syntax: Final = msgspec.json.Decoder(msgspec.Raw).decode
+_require_syntax: Final = json_decoder(msgspec.Raw).decode
 _PLAIN_SETTERS: Final = (object.__setattr__, msgspec.Struct.__setattr__)
 
 
@@ -207,7 +208,7 @@ class MsgspecCodec(MessageCodec[M]):
         self._info = zero_value.inspect_objects(message_type)
         uuid_place = object_place(self._info, place)
         super().__init__(message_type, None if uuid_place is None else uuid_place.form, uuid_place)
-        self._decoder = msgspec.json.Decoder(message_type)
+        self._decoder = decoder_of(message_type, self._info)
         self.decode_lines = self._decoder.decode_lines
         self._encoder = msgspec.json.Encoder()
         self._holds_floats = any(map(number_literals.holds_floats, self._info))
@@ -285,7 +286,7 @@ class DictCodec(MessageCodec[dict[str, Any]]):
         uuid_place = dict_place(place)
         super().__init__(message_type, None if uuid_place is None else uuid_place.form, uuid_place)
         hook = float_or_text if message_type is ExactDocument else None
-        self._decoder = msgspec.json.Decoder(dict[str, Any], float_hook=hook)
+        self._decoder = json_decoder(dict[str, Any], float_hook=hook)
         self.decode_lines = self._decoder.decode_lines
         self._encoder = msgspec.json.Encoder()
         self.values = ValueEncoding[dict[str, Any]](dict[str, Any])

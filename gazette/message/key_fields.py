@@ -29,6 +29,7 @@ from gazette.message.keys import (
 )
 from gazette.message.message import CSVRecord
 from gazette.message.zero_value import alternatives, inspect_objects
+from gazette.runtime.decoders import type_info
 
 _BY_INFO: Final[dict[type[inspect.Type], KeyEncoding]] = {
     inspect.AnyType: ANY,
@@ -208,7 +209,7 @@ def _column(record: list[str], index: int) -> str:
 
 def _encoding_of_annotation(annotation: Any) -> KeyEncoding:
     try:
-        return encoding_of(inspect.type_info(annotation))
+        return encoding_of(type_info(annotation))
     except TypeError:
         return ANY
 
@@ -252,7 +253,7 @@ def _part_of_tuple(info: inspect.Type) -> KeyEncoding:
 
 
 def _encoding_of_values(values: list[Any]) -> KeyEncoding:
-    return encoding_of(inspect.UnionType(tuple(inspect.type_info(type(value)) for value in values)))
+    return encoding_of(inspect.UnionType(tuple(type_info(type(value)) for value in values)))
 
 
 def _no_key_type(what: str) -> Invalid:

@@ -22,6 +22,7 @@ import msgspec
 
 from gazette.errors import Invalid
 from gazette.message.value_parts import shown
+from gazette.runtime.decoders import json_decoder
 
 CanonicalKey: TypeAlias = str | bytes
 """The bytes or text that are hashed. A text stands for its UTF-8."""
@@ -293,7 +294,7 @@ _BY_TYPE: Final[tuple[tuple[Any, KeyEncoding], ...]] = (
 )
 
 
-_decode_array: Final = msgspec.json.Decoder(list[Any], float_hook=Decimal).decode
+_decode_array: Final = json_decoder(list[Any], float_hook=Decimal).decode
 """Decoder of the text of a tuple, which keeps each digit of a number, as for a number alone."""
 
 

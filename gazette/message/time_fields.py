@@ -12,6 +12,7 @@ from gazette.message.key_fields import is_repeated
 from gazette.message.message import CSVRecord
 from gazette.message.message_time import NO_UNIT, TIMESTAMP, MessageTime
 from gazette.message.zero_value import alternatives
+from gazette.runtime.decoders import type_info
 
 _NUMBERS: Final = (inspect.IntType, inspect.FloatType)
 _UNKNOWN: Final = (inspect.AnyType, inspect.CustomType)
@@ -86,9 +87,9 @@ def _types_of(kind: type, name: str) -> list[inspect.Type]:
     fields = getattr(kind, "model_fields", None)
     try:
         if fields is not None:
-            info = inspect.type_info(fields[name].annotation)
+            info = type_info(fields[name].annotation)
         else:
-            owner: Any = inspect.type_info(kind)
+            owner: Any = type_info(kind)
             info = next(part.type for part in owner.fields if part.name == name)
     except (AttributeError, TypeError, NameError, KeyError, StopIteration):
         return []

@@ -16,6 +16,7 @@ from gazette.errors import Invalid
 from gazette.message import zero_value
 from gazette.message.message import Acknowledgement
 from gazette.message.uuid import ANOTHER_PLACE, BytesForm, ObjectForm, TextForm, UuidForm
+from gazette.runtime.decoders import json_decoder, type_info
 
 M = TypeVar("M")
 
@@ -249,8 +250,8 @@ def _model_steps(model: Any, names: list[str], place: str) -> tuple[list[Step], 
     name, field = fields[names[0]]
     attribute = Attribute(name, bool(model.model_config.get("frozen")))
     if len(names) == 1:
-        return [attribute], _form_of(msgspec.inspect.type_info(field.annotation), place)
-    inner = _not_null(msgspec.inspect.type_info(field.annotation))
+        return [attribute], _form_of(type_info(field.annotation), place)
+    inner = _not_null(type_info(field.annotation))
     if _are_dicts(inner):
         return [attribute._replace(make=dict), *(Key(name) for name in names[1:])], TextForm()
     nested: Any = getattr(inner[0], "cls", None) if len(inner) == 1 else None
@@ -309,7 +310,7 @@ def peek_decoder(names: Sequence[str]) -> Callable[[bytes], Any]:
     for name in reversed(names):
         field = msgspec.field(default=None, name=name)
         peek_type = msgspec.defstruct("Peek", [("value", peek_type | None, field)])
-    decode = msgspec.json.Decoder(peek_type).decode
+    decode = json_decoder(peek_type).decode
 
     def peek(payload: bytes) -> Any:
         value = decode(payload)
@@ -350,9 +351,9 @@ def _require_dict(owner: Any, name: str) -> dict[str, Any]:
     )
 
 
-def _form_of(type_info: msgspec.inspect.Type, place: str) -> UuidForm:
+def _form_of(info: msgspec.inspect.Type, place: str) -> UuidForm:
     """Return the form of a field of JSON of that type. Raise `Invalid` that names its ``place``."""
-    types = {type(part) for part in zero_value.alternatives(type_info)} - {msgspec.inspect.NoneType}
+    types = {type(part) for part in zero_value.alternatives(info)} - {msgspec.inspect.NoneType}
     if types in ({msgspec.inspect.StrType}, {msgspec.inspect.AnyType}):
         return TextForm()
     if types == {msgspec.inspect.UUIDType}:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Any, Final
@@ -15,6 +15,7 @@ import msgspec
 from msgspec import inspect
 
 from gazette.message.value_parts import Misfit, attributes_of, key_step, shown
+from gazette.runtime.decoders import json_decoder
 
 _TEXT_DEPTH: Final = 4
 _CLASSES: Final[dict[type[inspect.Type], type]] = {
@@ -110,6 +111,19 @@ def all_parts(info: inspect.Type) -> Iterator[inspect.Type]:
             seen.add(id(part))
             yield part
             pending += parts_of(part)
+
+
+def decoder_of(declared: Any, infos: Iterable[inspect.Type]) -> msgspec.json.Decoder[Any]:
+    """Return a decoder from JSON to a type, of which ``infos`` tells. Errors: `json_decoder`.
+
+    msgspec does not find a field of a dataclass or ``TypedDict`` by a name that is not ASCII until it has
+    encoded that very text: it takes the field as missing, and uses its default (msgspec 0.22). So encode all
+    names first.
+    """
+    for part in (part for info in infos for part in all_parts(info)):
+        if isinstance(part, inspect.DataclassType | inspect.TypedDictType):
+            msgspec.json.encode([field.encode_name for field in part.fields])
+    return json_decoder(declared)
 
 
 def is_flat(info: inspect.Type) -> bool:

@@ -11,6 +11,7 @@ from typing import Self
 import msgspec
 
 from gazette.errors import Conflict, Invalid
+from gazette.runtime.decoders import json_decoder
 from gazette.runtime.private_paths import make_private_directory
 
 FILE = "run.lock"
@@ -80,7 +81,7 @@ class RunLock:
 
     def _owner(self) -> LockOwner | None:
         try:
-            return msgspec.json.decode(os.pread(self._fd, 4096, 0), type=LockOwner)
+            return json_decoder(LockOwner).decode(os.pread(self._fd, 4096, 0))
         except msgspec.MsgspecError:
             return None  # The owner has not written its name yet.
 

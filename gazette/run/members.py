@@ -13,11 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
 from gazette.errors import Broken, Unavailable
 from gazette.run.http_get import get
 from gazette.runtime.clock import Clock
+from gazette.runtime.decoders import json_decoder
 from gazette.runtime.random_names import two_words
 from gazette.runtime.supervisor import PARENT_ENV
 from gazette.runtime.tasks import TaskScope
@@ -129,7 +128,7 @@ class RunMembers:
 
     def routes(self) -> list[str]:
         """Return the HTTP routes that the application has added and that answer GET."""
-        return msgspec.json.decode(self.members[0].routes_file.read_bytes(), type=list[str])
+        return json_decoder(list[str]).decode(self.members[0].routes_file.read_bytes())
 
     async def _start(self, member: MemberProcess) -> None:
         member.routes_file.unlink(missing_ok=True)

@@ -13,8 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import Final, NoReturn, Protocol
 
-import msgspec
-
 from gazette.client.client import Client
 from gazette.client.rpc.preflight import require_kind, require_reachable
 from gazette.client.shards import ShardClient
@@ -39,6 +37,7 @@ from gazette.run.member import DESCRIBE, Description
 from gazette.run.members import MemberProcess, RunMembers
 from gazette.run.settings import RunFlags
 from gazette.runtime.clock import Clock
+from gazette.runtime.decoders import json_decoder
 from gazette.runtime.ports import free_port, port_is_free
 from gazette.runtime.private_paths import make_private_directory
 from gazette.runtime.supervisor import PARENT_ENV
@@ -301,7 +300,7 @@ class RunSession:
                 f"{self._target} ends the process that imports it, with exit code {code}",
                 hint="What it wrote is above. Nothing at the level of the module may end the process.",
             )
-        return msgspec.json.decode(path.read_bytes(), type=Description)
+        return json_decoder(Description).decode(path.read_bytes())
 
     async def _ended(self, process: asyncio.subprocess.Process) -> int:
         """Return the exit code of the process that imports the application. Report a long import."""

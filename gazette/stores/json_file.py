@@ -28,6 +28,7 @@ from gazette.recoverylog.log.recorder import Recorder
 from gazette.recoverylog.playback.staged_files import PlayedFiles
 from gazette.recoverylog.private_files import write_private
 from gazette.recoverylog.store_files import StateForm, require_form
+from gazette.runtime.decoders import json_decoder
 from gazette.runtime.tasks import OpFuture
 
 StateT = TypeVar("StateT")
@@ -120,7 +121,7 @@ class JSONFileStore(Store, Generic[StateT]):
         if len(lines) < 2:
             raise Corrupt("state.json does not hold offsets and state", lines=len(lines))
         try:
-            offsets = msgspec.json.decode(lines[0], type=dict[str, int])
+            offsets = json_decoder(dict[str, int]).decode(lines[0])
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise Corrupt(f"the offsets of state.json do not decode: {error}") from error
         self._committed = lines[1]

@@ -40,6 +40,7 @@ from gazette.recoverylog.log.log_file import Branch, LogFile, offline_recorder
 from gazette.recoverylog.log.recorder import Recorder
 from gazette.recoverylog.private_files import make_private
 from gazette.runtime.clock import SystemClock
+from gazette.runtime.decoders import json_decoder
 from gazette.runtime.tasks import OpFuture
 from gazette.stores.claims import BackfillClaim, Claimable, HeldState
 
@@ -91,7 +92,7 @@ class BuiltState:
         """Decode the result of `to_json`. Raise ``Invalid`` for other bytes, and ``Corrupt`` if the hints or
         the checkpoint in it do not decode."""
         try:
-            value = msgspec.json.decode(data, type=_Encoded)
+            value = json_decoder(_Encoded).decode(data)
         except msgspec.MsgspecError as error:
             raise Invalid(f"not the description of a built state: {error}") from error
         return cls(

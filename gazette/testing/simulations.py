@@ -20,6 +20,7 @@ import msgspec
 
 from gazette.consumer.application import Application
 from gazette.errors import Invalid
+from gazette.runtime.decoders import json_decoder
 from gazette.testing.simulation.seeds import FailedSeed
 
 
@@ -104,7 +105,7 @@ def simulate(
         return SimulationResult(len(outcomes), sum(outcome["seconds"] for outcome in outcomes))
     if done.returncode != 1 or not done.stdout.strip():
         raise Invalid(f"the simulation has not run\n{done.stderr.strip()}", path="simulate")
-    failure = msgspec.json.decode(done.stdout.splitlines()[-1], type=FailedSeed)
+    failure = json_decoder(FailedSeed).decode(done.stdout.splitlines()[-1])
     raise SimulationFailed(failure.text)
 
 

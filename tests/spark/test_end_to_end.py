@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
+import signal
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from gazette.cluster.etcd.client import Etcd
@@ -505,3 +509,13 @@ def test_states_folded_by_spark_and_their_tails_are_full_replays(
     replay = Replay(SUBJECTS[subject], Story(3, (150, 150), run_bytes=2000), tmp_path)
     replay.check(SparkRunner(spark=spark, run_bytes=2000))
     assert len(replay.open_producers) > 1
+
+
+def test_the_error_of_a_worker_that_crashed_says_where(spark: Any) -> None:
+    def crash(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        os.kill(os.getpid(), signal.SIGSEGV)
+        yield from batches
+
+    frame = spark.range(1).mapInArrow(crash, "id long")
+    with pytest.raises(Exception, match=r"Segmentation fault(?s:.)*in crash"):
+        frame.collect()

@@ -13,6 +13,7 @@ import msgspec
 
 from gazette.cluster.allocator.solver import Problem, Solution, solve
 from gazette.errors import Broken, Unavailable
+from gazette.runtime.decoders import msgpack_decoder
 
 _CHILD = "import sys; sys.path[:] = sys.argv[1:]; from {module} import main; main()"
 
@@ -47,10 +48,10 @@ def solve_in_child(problem: Problem, timeout_s: float) -> Solution:
             status=child.returncode,
             output=child.stderr[-2_000:].decode(errors="replace").strip(),
         )
-    return msgspec.msgpack.decode(child.stdout, type=Solution)
+    return msgpack_decoder(Solution).decode(child.stdout)
 
 
 def main() -> None:
     """Solve one problem, as the child process."""
-    problem = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Problem)
+    problem = msgpack_decoder(Problem).decode(sys.stdin.buffer.read())
     sys.stdout.buffer.write(msgspec.msgpack.encode(solve(problem)))

@@ -40,6 +40,7 @@ from gazette.consumer.query.shard_route import (
 from gazette.errors import Broken, Invalid, NotFound, Unavailable
 from gazette.message.values import ValueEncoding
 from gazette.protocol.shard import ShardSpec
+from gazette.runtime.decoders import json_decoder
 from gazette.runtime.numbers import parse_integer
 from gazette.runtime.tasks import TaskScope
 
@@ -246,7 +247,7 @@ class _Page:
 
     def __init__(self, key: type[ItemKey], limit: int) -> None:
         items: Any = list[tuple[str, msgspec.Raw]] if key is str else list[tuple[int, msgspec.Raw]]
-        self._decoder = msgspec.json.Decoder(items)
+        self._decoder = json_decoder(items)
         self._limit = limit
         self._items: list[tuple[Any, int, msgspec.Raw]] = []
         """Key, number of the shard, and value of each item, in order."""

@@ -26,6 +26,7 @@ from gazette.net.http_requests import (
 )
 from gazette.protocol.error_codes import code_of, http_status_of
 from gazette.runtime import tracing
+from gazette.runtime.decoders import msgpack_decoder
 
 RETRY_AFTER_S: Final = "1"
 
@@ -109,7 +110,7 @@ class HttpQueries:
     async def _ask(self, data: bytes, context: Any) -> bytes:
         async def answer(metadata: Any) -> QueryResult[HttpAnswer]:
             try:
-                request = msgspec.msgpack.decode(data, type=ShardRequest)
+                request = msgpack_decoder(ShardRequest).decode(data)
             except msgspec.MsgspecError as error:
                 raise Invalid(f"not a ShardRequest: {error}") from error
             route = self._routes.get((request.route, request.method))

@@ -32,6 +32,7 @@ from gazette.consumer.query.query_codec import Values, of_shard, query_of
 from gazette.consumer.query.query_method import answering, query_method
 from gazette.consumer.query.shard_caller import Question, ShardCaller, find_by
 from gazette.errors import Invalid
+from gazette.runtime.decoders import msgpack_decoder
 
 METHOD: Final = "/gazette.consumer.HttpQueries/Ask"
 
@@ -193,7 +194,7 @@ class ShardRoute:
 
     def decode(self, response: bytes) -> HttpAnswer:
         """Return the answer of another member."""
-        return msgspec.msgpack.decode(response, type=HttpAnswer)
+        return msgpack_decoder(HttpAnswer).decode(response)
 
 
 def routes_of(instance: Any) -> list[ShardRoute]:

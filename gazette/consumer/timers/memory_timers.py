@@ -10,6 +10,7 @@ import msgspec
 
 from gazette.consumer.timers.timer import BEFORE_ALL, Position, TimeDomain, TimerRow, TimerTable
 from gazette.errors import Corrupt
+from gazette.runtime.decoders import json_decoder
 
 _DOMAINS: Final = tuple(TimeDomain)
 
@@ -32,7 +33,7 @@ class MemoryTimers(TimerTable):
         if not data:
             return
         try:
-            encoded = msgspec.json.decode(data, type=_Encoded)
+            encoded = json_decoder(_Encoded).decode(data)
             for number, at_us, key, payload in encoded.timers:
                 domain = TimeDomain(number)
                 self._rows[domain][key] = row = TimerRow(at_us, key, payload)

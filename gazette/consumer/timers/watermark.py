@@ -16,6 +16,7 @@ import msgspec
 from gazette.consumer.timers.timer import EventTime
 from gazette.errors import Corrupt, NotAllowed
 from gazette.protocol.ids import JournalName
+from gazette.runtime.decoders import json_decoder
 
 _MICROSECOND: Final = timedelta(microseconds=1)
 
@@ -122,7 +123,7 @@ class Watermark:
         changed: windows would get two results.
         """
         try:
-            state = msgspec.json.decode(data, type=_State)
+            state = json_decoder(_State).decode(data)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise Corrupt(f"the watermark of the state does not decode: {error}") from error
         former = {} if state.times is msgspec.UNSET else state.times

@@ -28,6 +28,7 @@ from gazette.history.backfill.runner import Runner
 from gazette.history.backfill.settings import HistoryEnd, RunSettings
 from gazette.history.source import Access
 from gazette.protocol.label_set import LabelSelector
+from gazette.runtime.decoders import json_decoder
 from gazette.runtime.numbers import bytes_text, counted
 from gazette.runtime.tasks import TaskScope
 
@@ -181,7 +182,7 @@ def _offsets(text: str) -> Mapping[str, int]:
     except OSError as error:
         raise Invalid(f"cannot read {text}: {error.strerror}", path="--offsets") from error
     try:
-        offsets = msgspec.json.decode(data, type=dict[str, int])
+        offsets = json_decoder(dict[str, int]).decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise Invalid(
             f"not offsets by journal: {error}",

@@ -45,6 +45,7 @@ from gazette.errors import (
 )
 from gazette.protocol.fragment import FragmentStoreUrl
 from gazette.protocol.text.validation import within
+from gazette.runtime.decoders import json_decoder
 from gazette.runtime.failpoints import hit
 
 T = TypeVar("T")
@@ -476,7 +477,7 @@ def garbage_of(staging: Staging, run: str, objects: Sequence[StagedObject]) -> l
 def decoded(data: bytes, kind: type[T], what: str, **facts: Any) -> T:
     """Decode an object of an area from JSON. Raise ``Corrupt`` if the object is not ``what``."""
     try:
-        return msgspec.json.decode(data, type=kind)
+        return json_decoder(kind).decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise Corrupt(f"not {what}: {error}", **facts) from error
 

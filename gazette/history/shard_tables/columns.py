@@ -19,6 +19,7 @@ from gazette.history.rows import ROW_ERRORS, strict_array
 from gazette.message.codec import MsgspecCodec, ProtobufCodec, PydanticCodec
 from gazette.message.framing.frames import Framing
 from gazette.message.zero_value import alternatives
+from gazette.runtime.decoders import type_info
 
 _DEPTH_MAX: Final = 8
 _TYPES: Final[dict[type[inspect.Type], pa.DataType]] = {
@@ -145,7 +146,7 @@ def _fields(codec: Any) -> list[Column]:
             for name, field in message_type.model_fields.items()
         ]
     try:
-        info: Any = inspect.type_info(message_type)
+        info: Any = type_info(message_type)
     except (TypeError, NameError):
         info = None
     if isinstance(codec, MsgspecCodec) and isinstance(
@@ -174,7 +175,7 @@ def _name(message_type: Any) -> str:
 def _info_of(annotation: Any) -> inspect.Type | None:
     """Return what msgspec says of a type; None for a type that msgspec does not know."""
     try:
-        return inspect.type_info(annotation)
+        return type_info(annotation)
     except (TypeError, NameError):
         return None
 

@@ -29,6 +29,7 @@ from gazette.message.framing.frames import Frames, MalformedMessage
 from gazette.message.uuid import ACK_TXN, FOREIGN_UUID, NIL_UUID, TextForm, parse_arrays
 from gazette.message.value_types import is_customized
 from gazette.protocol.ids import Offset
+from gazette.runtime.decoders import type_info
 
 _DOUBTFUL_PART: Final = 8
 """The type's decoder reads all messages if more than one in this number is doubtful."""
@@ -172,7 +173,7 @@ def is_scanned(form: TableForm) -> bool:
     codec, columns = form.framing.codec, form.message.columns
     if form.framing.content_type != CONTENT_JSON_LINES or type(codec) is not MsgspecCodec:
         return False
-    info: Any = msgspec.inspect.type_info(codec.message_type)
+    info: Any = type_info(codec.message_type)
     return (
         isinstance(codec.form, TextForm)
         and not getattr(info, "array_like", False)

@@ -15,6 +15,8 @@ _TIME_ZONE: Final = "spark.sql.session.timeZone"
 DEFAULTS: Final[dict[str, str]] = {
     _TIME_ZONE: "UTC",
     "spark.ui.showConsoleProgress": "false",
+    # The error of a worker that has crashed says where its threads were.
+    "spark.python.worker.faulthandler.enabled": "true",
 }
 _PY_FILES: Final = "spark.submit.pyFiles"
 _CONNECT_MODE: Final = "SPARK_CONNECT_MODE_ENABLED"

@@ -18,6 +18,7 @@ import msgspec
 from gazette.errors import Broken
 from gazette.protocol.pb import consumer_pb2
 from gazette.protocol.shard import ShardSpec
+from gazette.runtime.decoders import json_decoder
 from gazette.testing.simulation.fold import Fold, FoldResult, Input
 from gazette.testing.simulation.setup import Setup
 from gazette.testing.simulation.shard_history import Consumed
@@ -101,7 +102,7 @@ class Elsewhere:
                 f"the other process that folds {folded.shard.id} has died",
                 hint="Its standard error says why.",
             )
-        answer = msgspec.json.decode(line, type=_Answer)
+        answer = json_decoder(_Answer).decode(line)
         if answer.error:
             return answer.error
         outputs = {name: Counter(counts) for name, counts in answer.outputs.items()}
@@ -127,7 +128,7 @@ def serve(setup: Setup, requests: IO[bytes], answers: IO[bytes]) -> None:
         contextlib.ExitStack() as databases,
     ):
         for number, line in enumerate(requests):
-            request = msgspec.json.decode(line, type=_Request)
+            request = json_decoder(_Request).decode(line)
             if request.is_first and setup.database is not None:
                 databases.close()
                 database = databases.enter_context(setup.database.fresh())

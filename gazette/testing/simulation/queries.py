@@ -23,6 +23,7 @@ from gazette.errors import Unavailable
 from gazette.protocol.pb import consumer_pb2
 from gazette.protocol.pb.consumer_pb2_grpc import ShardStub
 from gazette.protocol.shard import ShardSpec
+from gazette.runtime.decoders import msgpack_decoder
 from gazette.testing.simulation.loop import NodeClock, SimNode
 from gazette.testing.simulation.network import SimTransport
 from gazette.testing.simulation.states import Rows, seen_state, sources_of_state
@@ -71,7 +72,7 @@ class StatesOfShard:
         self.State = channel.unary_unary(
             f"/{_SERVICE}/State",
             request_serializer=msgspec.msgpack.encode,
-            response_deserializer=lambda data: msgspec.msgpack.decode(data, type=SeenState),
+            response_deserializer=lambda data: msgpack_decoder(SeenState).decode(data),
         )
 
 
@@ -92,7 +93,7 @@ class StatesRpc:
         """Return the handler to add to the member's server."""
         method = grpc.unary_unary_rpc_method_handler(
             self.State,
-            lambda data: msgspec.msgpack.decode(data, type=AskState),
+            lambda data: msgpack_decoder(AskState).decode(data),
             msgspec.msgpack.encode,
         )
         return grpc.method_handlers_generic_handler(_SERVICE, {"State": method})

@@ -19,6 +19,7 @@ from typing import IO, Final, NoReturn
 import msgspec
 
 from gazette.errors import Invalid
+from gazette.runtime.decoders import json_decoder
 from gazette.runtime.user_code import is_user_file, place_of_error, shown_path
 from gazette.testing.simulation.app_judge import Judge
 from gazette.testing.simulation.app_run import AppRun, Finding
@@ -258,7 +259,7 @@ def in_child(
             with os.fdopen(reading, "rb") as file:
                 for line in file:
                     if line.startswith(b"{") and line.endswith(b"\n"):
-                        yield msgspec.json.decode(line, type=SeedResult)
+                        yield json_decoder(SeedResult).decode(line)
                         waiting.pop(0)
                     elif line.startswith(b"["):
                         message, path, hint = msgspec.json.decode(line)

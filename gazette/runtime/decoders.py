@@ -1,0 +1,39 @@
+"""Makes decoders of msgspec, one at a time: `json_decoder`, `msgpack_decoder`, `type_info`.
+
+msgspec keeps what it learns of a class on the class, and another thread may see that before it is complete.
+Then the process dies of a segmentation fault (msgspec 0.22; seen when Spark plans a read, with threads). So
+nothing else in this package shows a class to msgspec before it decodes. Any thread may use the decoders.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+T = TypeVar("T")
+
+# Reentrant: annotations of a class may run code of an application.
+_LOCK: Final = threading.RLock()
+
+
+def json_decoder(
+    declared: type[T], *, float_hook: Callable[[str], Any] | None = None
+) -> msgspec.json.Decoder[T]:
+    """Return a decoder from JSON to a type. Raise ``TypeError`` or ``NameError`` for an unknown type."""
+    with _LOCK:
+        return msgspec.json.Decoder(declared, float_hook=float_hook)
+
+
+def msgpack_decoder(declared: type[T]) -> msgspec.msgpack.Decoder[T]:
+    """Return a decoder from MessagePack to a type. Errors: `json_decoder`."""
+    with _LOCK:
+        return msgspec.msgpack.Decoder(declared)
+
+
+def type_info(declared: Any) -> msgspec.inspect.Type:
+    """Return what msgspec says of a type. It makes a decoder to find out. Errors: `json_decoder`."""
+    with _LOCK:
+        return msgspec.inspect.type_info(declared)
