@@ -20,6 +20,7 @@ from tests.meaning import (
     fields,
     keys,
     message_types,
+    names,
     places,
     times,
 )
@@ -27,7 +28,7 @@ from tests.meaning.values import Case, case_of
 
 Check = Callable[[Sequence[Case], Path], int]
 PLACES: list[tuple[Check, int, int]] = [
-    (places.check_messages, 1_000, 300),
+    (places.check_messages, 800, 300),
     (places.check_states, 200, 50),
     (places.check_aggregates, 900, 40),
     (places.check_joins, 900, 40),
@@ -45,6 +46,7 @@ PLACES: list[tuple[Check, int, int]] = [
     (cluster_doors.check_appended_lines, 150, 150),
     (cluster_doors.check_produced_keys, 150, 150),
     (fields.check_fields, 500, 100),
+    (names.check_names, 200, 100),
     (keys.check_keys, 700, 500),
     (times.check_timers, 250, 50),
     (times.check_times, 250, 250),
