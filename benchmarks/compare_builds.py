@@ -46,7 +46,9 @@ def _machine(run: dict[str, Any]) -> str:
     machine = run["machine"]
     date = machine["date"].replace("T", " at ").replace("+00:00", " UTC")
     loads = [f"{machine[name][0]:.1f}" for name in ("load_at_start", "load_at_end")]
-    return f"`{run['command']}`, {date}, {machine['cores']} cores, load {' and '.join(loads)}"
+    place = f"{machine['cpu']}, {machine['cores']} cores"
+    command = run["command"].partition(" --json")[0]
+    return f"`{command}`, {date}, {place}, load {' and '.join(loads)}"
 
 
 def _ratio(figure: dict[str, Any]) -> str:
