@@ -126,14 +126,18 @@ class JournalSnapshot:
         }
 
     @property
+    def first(self) -> Offset:
+        """Offset of the first byte that is read; ``end`` without any."""
+        return self.pieces[0].begin if self.pieces else self.end
+
+    @property
     def missed(self) -> tuple[LostBytes, ...]:
         """``lost`` bytes from ``begin`` on. If ``begin`` is 0, pruned bytes are not among them, unless an
         operator has confirmed the loss."""
-        first = self.pieces[0].begin if self.pieces else self.end
         return tuple(
             lost._replace(begin=max(lost.begin, self.begin))
             for lost in self.lost
-            if lost.end > self.begin and (self.begin or lost.is_confirmed or lost.end > first)
+            if lost.end > self.begin and (self.begin or lost.is_confirmed or lost.end > self.first)
         )
 
     def runs(self, run_bytes: int, number: int) -> list[Run]:

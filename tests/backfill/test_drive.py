@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import threading
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from gazette.client.journals import JournalChange
+from gazette.client.journals import FragmentsParams, JournalChange
 from gazette.errors import (
     Closed,
     Conflict,
@@ -30,8 +32,11 @@ from gazette.message.framing.framing import framing_of
 from gazette.message.key_hash import fnv32a
 from gazette.message.sequencer.sequencer import Sequencer
 from gazette.message.uuid import clock_at
+from gazette.protocol.text import duration
 from gazette.runtime.clock import SystemClock
 from gazette.runtime.failpoints import armed
+from gazette.testing.broker import STORE
+from gazette.testing.stored import write_journal
 from tests.backfill.apps import (
     ArchivesBackfill,
     Documents,
@@ -367,6 +372,47 @@ async def test_a_resumed_run_of_which_a_partition_is_gone(start: Any) -> None:
     delete = JournalChange(delete="words/third", expect_mod_revision=-1)
     await cluster.broker.client.apply_journals([delete])
     with raises(Conflict, says="words/third"):
+        await cluster.backfill(MappedBackfill())
+
+
+async def test_a_resumed_run_of_which_messages_were_pruned(start: Any) -> None:
+    """Between its two attempts: states of the first have them already, and the second cannot."""
+    cluster = await start(Words())
+    spec = source("history/a")
+    spec = replace(spec, fragment=replace(spec.fragment, retention_ns=duration.HOUR))
+    lines = [b"".join(history(random.Random(n), 20, n * 1000)) for n in (1, 2)]
+    broker, root = cluster.broker, cluster.broker.file_root
+    old = SystemClock().now() - 2 * 3600
+    fragments = write_journal(root, STORE, "history/a", lines)
+    paths = [root / "fragments" / fragment.content_path() for fragment in fragments]
+    for path in paths:
+        os.utime(path, (old, old))
+    await cluster.broker.create(*map(source, SOURCES), spec)
+    await cluster.create(shard_settings(LIVE, SOURCES[0]), shard_settings(BUILT, SOURCES[1]))
+    with armed("backfill.staged=error"), pytest.raises(Unavailable, match="failpoint"):
+        await cluster.backfill(MappedBackfill())
+    paths[0].unlink()
+    while (await broker.client.list_fragments(FragmentsParams("history/a")))[0].fragment.begin == 0:
+        await SystemClock().sleep(0.1)
+    with raises(Conflict, says="pruned", advises="--run-id"):
+        await cluster.backfill(MappedBackfill())
+    assert not (await cluster.backfill(MappedBackfill(), run_id="again")).resumed
+
+
+async def test_a_resumed_run_of_which_a_journal_was_created_again(start: Any) -> None:
+    cluster = await start(Words())
+    spec = source("history/a")
+    spec = replace(spec, fragment=replace(spec.fragment, stores=()))
+    await cluster.broker.create(*map(source, SOURCES), spec)
+    await cluster.create(shard_settings(LIVE, SOURCES[0]), shard_settings(BUILT, SOURCES[1]))
+    await cluster.append("history/a", history(random.Random("former life"), 20))
+    with armed("backfill.staged=error"), pytest.raises(Unavailable, match="failpoint"):
+        await cluster.backfill(MappedBackfill())
+    delete = JournalChange(delete="history/a", expect_mod_revision=-1)
+    await cluster.broker.client.apply_journals([delete])
+    await cluster.broker.create(spec)
+    await cluster.append("history/a", history(random.Random("this life"), 200))
+    with raises(Corrupt, journal="history/a", says="created again"):
         await cluster.backfill(MappedBackfill())
 
 

@@ -31,6 +31,7 @@ from gazette.message.uuid_place import DEFAULT_PLACE
 from gazette.protocol.checkpoint import Checkpoint
 from gazette.protocol.ids import JournalName, Offset, split_journal_meta
 from gazette.protocol.journal import JournalSpec
+from gazette.protocol.journal_life import JournalLife
 from gazette.protocol.label_set import LabelSelector
 from gazette.protocol.shard import ShardSpec
 from gazette.stores.claims import BackfillClaim
@@ -53,6 +54,49 @@ class Plan(msgspec.Struct, frozen=True):
     """Shards whose states in a database are committed only if a replay gives the same state."""
     partitions: list[str] | None = None
     """Journals that the publisher's mapping chooses from. None in a plan of version 0.1.0."""
+    firsts: dict[str, int] = {}
+    """By journal: the offset of the first byte that was stored. Version 0.1.0 did not note it, nor lives."""
+    lives: dict[str, JournalLife] = {}
+
+    @classmethod
+    def of(
+        cls,
+        backfill: str,
+        shards: list[str],
+        snapshot: Snapshot,
+        created: str,
+        token: str,
+        verified: list[str],
+        partitions: Sequence[Partition],
+    ) -> Plan:
+        """Return the plan to read a snapshot."""
+        journals = snapshot.journals
+        return cls(
+            backfill,
+            shards,
+            {journal.journal: journal.end for journal in journals},
+            created,
+            {journal.journal: journal.begin for journal in journals},
+            token,
+            verified,
+            [partition.journal for partition in partitions],
+            {journal.journal: journal.first for journal in journals},
+            {journal.journal: life for journal in journals if (life := journal.life) is not None},
+        )
+
+    def require_stored(self, snapshot: Snapshot) -> None:
+        """Raise ``Conflict`` if first bytes of the plan are stored no more: states that are staged already
+        have their messages, and others would lack them."""
+        pruned = [
+            journal.journal
+            for journal in snapshot.journals
+            if journal.first > self.firsts.get(journal.journal, journal.first)
+        ]
+        if pruned:
+            raise Conflict(
+                f"journals were pruned since the run began: {', '.join(pruned[:_LOST_SHOWN])}",
+                hint="Begin again with another --run-id.",
+            )
 
     def to_json(self) -> bytes:
         return msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n"
@@ -92,10 +136,9 @@ def plan_snapshot(
     specs: Collection[ShardSpec],
     end: HistoryEnd,
     *,
-    ends: Mapping[JournalName, Offset] | None = None,
-    begins: Mapping[JournalName, Offset] | None = None,
+    plan: Plan | None = None,
 ) -> Snapshot:
-    """Return the snapshot to read. Blocks. ``ends`` and ``begins`` are the offsets of a resumed plan.
+    """Return the snapshot to read. Blocks. ``plan`` is that of a resumed run.
 
     Raise ``Invalid`` without sources or a history, and for ends of journals outside the history. Raise
     ``NotFound`` for absent journals. Raise ``NotYet`` for missing bytes that may still come.
@@ -109,10 +152,10 @@ def plan_snapshot(
                 "the shards have no sources, and the backfill no history", path="--shards"
             )
         selection = Selection(journals=tuple(sorted(minima)), begin=minima)
-    if ends is not None:
+    if plan is not None:
         # Read only the journals of the plan: states that are staged already have no other journal's messages.
         selection = Selection(
-            journals=tuple(sorted(ends)), end=dict(ends), begin=dict(begins or {})
+            journals=tuple(sorted(plan.ends)), end=plan.ends, begin=plan.begins, lives=plan.lives
         )
     elif end.offsets:
         selection = replace(selection, end=dict(end.offsets))
@@ -134,7 +177,7 @@ def plan_snapshot(
     for shape, names in shapes.items():
         of_shape = replace(selection, journals=tuple(names), selector=None, shape=shape)
         snapshot = _snapshot(access, of_shape)
-        if end.until_s and ends is None:
+        if end.until_s and plan is None:
             time_ends = _ends_at(snapshot, end.until_s)
             snapshot = take_snapshot(access, replace(of_shape, end=time_ends))
         journals += snapshot.journals

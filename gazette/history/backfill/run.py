@@ -265,29 +265,20 @@ class BackfillRun:
             with self._access.open() as opened:
                 planned = None if plan is None else plan.partitions
                 partitions = list_partitions(opened, self._backfill, planned)
-                return plan_snapshot(
-                    opened,
-                    self._backfill,
-                    specs,
-                    self._settings.end,
-                    ends=None if plan is None else plan.ends,
-                    begins=None if plan is None else plan.begins,
-                ), partitions
+                snapshot = plan_snapshot(
+                    opened, self._backfill, specs, self._settings.end, plan=plan
+                )
+                return snapshot, partitions
 
         snapshot, partitions = await self._records.blocking(taking)
+        if plan is not None and await self._records.manifest() is None:
+            plan.require_stored(snapshot)
         self._cutover.require_published(listed, {j.journal: j.end for j in snapshot.journals})
         if plan is None and not dry_run:
-            new_plan = Plan(
-                self._title,
-                ids,
-                {j.journal: j.end for j in snapshot.journals},
-                time_text(self._clock.now()),
-                {j.journal: j.begin for j in snapshot.journals},
-                token,
-                verified,
-                [partition.journal for partition in partitions],
+            created = time_text(self._clock.now())
+            await self._records.make_plan(
+                Plan.of(self._title, ids, snapshot, created, token, verified, partitions)
             )
-            await self._records.make_plan(new_plan)
         if not dry_run:
             on_begin()
         self.progress.begin("first pass", snapshot.length)
