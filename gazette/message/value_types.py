@@ -117,12 +117,15 @@ def decoder_of(declared: Any, infos: Iterable[inspect.Type]) -> msgspec.json.Dec
     """Return a decoder from JSON to a type, of which ``infos`` tells. Errors: `json_decoder`.
 
     msgspec does not find a field of a dataclass or ``TypedDict`` by a name that is not ASCII until it has
-    encoded that very text: it takes the field as missing, and uses its default (msgspec 0.22). So encode all
-    names first.
+    encoded that very text: it takes the field as missing, and uses its default (msgspec 0.22). It does not
+    know the tag of a struct either, nor its ``tag_field``. So encode all of these first.
     """
     for part in (part for info in infos for part in all_parts(info)):
-        if isinstance(part, inspect.DataclassType | inspect.TypedDictType):
-            msgspec.json.encode([field.encode_name for field in part.fields])
+        match part:
+            case inspect.StructType(tag_field=tag_field, tag=tag):
+                msgspec.json.encode([tag_field, tag])
+            case inspect.DataclassType(fields=fields) | inspect.TypedDictType(fields=fields):
+                msgspec.json.encode([field.encode_name for field in fields])
     return json_decoder(declared)
 
 

@@ -246,3 +246,23 @@ def test_values_that_read_back_equal_are_taken() -> None:
     lines = bytes(kept.journals["a/journal"]).splitlines()
     found = [msgspec.json.decode(line, type=Order) for line in lines[-2:]]
     assert [(one.word, one.n, one.price) for one in found] == [("a", 1, 3.0), ("x", 1, 2.0**53)]
+
+
+class Renamed(enum.Enum):
+    """An enum whose members are not found by their values."""
+
+    OPEN = "open"
+
+    def __init__(self, value: str) -> None:
+        self._value_ = value.upper()
+
+
+class Ticket(Message):
+    state: Renamed
+
+
+def test_a_member_is_refused_that_is_not_found_by_its_value() -> None:
+    publisher, kept = publisher_of()
+    with raises(InvalidValue, says="OPEN"):
+        publisher.publish_committed(TO, Ticket(state=Renamed.OPEN))
+    assert not kept.journals["a/journal"]
