@@ -2,11 +2,13 @@
 
 msgspec keeps what it learns of a class on the class, and another thread may see that before it is complete.
 Then the process dies of a segmentation fault (msgspec 0.22; seen when Spark plans a read, with threads). So
-nothing else in this package shows a class to msgspec before it decodes. Any thread may use the decoders.
+nothing else in this package shows a class to msgspec before it decodes. Any thread may use the decoders, and
+so may a forked child.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
@@ -17,6 +19,10 @@ T = TypeVar("T")
 
 # Reentrant: annotations of a class may run code of an application.
 _LOCK: Final = threading.RLock()
+# A forked child has no other threads: it must get neither a lock of theirs nor an incomplete class.
+os.register_at_fork(
+    before=_LOCK.acquire, after_in_parent=_LOCK.release, after_in_child=_LOCK.release
+)
 
 
 def json_decoder(

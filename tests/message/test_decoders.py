@@ -110,6 +110,32 @@ framing = framing_of(CONTENT_JSON_LINES, A | B)
 assert framing.decode('{"тип":"B","uuid":""}'.encode() + b"\n", 0).messages == [B("")]
 """
 
+FORK = r"""
+import os
+begun, forking = threading.Event(), threading.Event()
+os.register_at_fork(before=forking.set)
+
+def annotation():
+    begun.set()
+    assert forking.wait(20)
+    return int
+
+@dataclasses.dataclass
+class Slow:
+    a: "annotation()"
+
+thread = threading.Thread(target=ValueEncoding, args=(Slow,))
+thread.start()
+assert begun.wait(20)
+child = os.fork()
+if child == 0:
+    faulthandler.dump_traceback_later(20, exit=True)
+    assert ValueEncoding(Slow).decode(b'{"a":1}') == Slow(1)
+    os._exit(0)
+thread.join()
+assert os.waitpid(child, 0)[1] == 0
+"""
+
 
 def run(script: str, argument: str) -> None:
     done = subprocess.run(
@@ -135,6 +161,10 @@ def test_a_tag_is_known_that_is_not_ascii(what: str) -> None:
 
 def test_a_union_is_read_whose_tag_field_is_not_ascii() -> None:
     run(UNION, "")
+
+
+def test_a_child_may_decode_that_is_forked_while_a_thread_makes_a_decoder() -> None:
+    run(FORK, "")
 
 
 _MAKERS = {"msgspec.json.Decoder", "msgspec.msgpack.Decoder", "msgspec.convert"}
