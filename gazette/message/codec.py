@@ -48,7 +48,7 @@ from gazette.message.uuid_place import (
 from gazette.message.value_types import decoder_of, is_customized
 from gazette.message.values import ValueEncoding, finite
 from gazette.protocol.ids import JournalName
-from gazette.runtime.decoders import json_decoder
+from gazette.runtime.decoders import complete_model, json_decoder
 
 M = TypeVar("M")
 
@@ -315,6 +315,7 @@ class PydanticCodec(MessageCodec[M]):
     single_line = True
 
     def __init__(self, message_type: Any, place: str | None = "") -> None:
+        complete_model(message_type)
         uuid_place = pydantic_place(message_type, place)
         super().__init__(message_type, None if uuid_place is None else uuid_place.form, uuid_place)
         self._writes_strings = message_type.model_config.get("ser_json_inf_nan") == "strings"

@@ -12,7 +12,11 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pydantic
 import pytest
+
+from gazette.labels import CONTENT_JSON_LINES
+from gazette.message.framing.framing import framing_of
 
 ROOT = Path(__file__).parents[2] / "gazette"
 
@@ -165,6 +169,17 @@ def test_a_union_is_read_whose_tag_field_is_not_ascii() -> None:
 
 def test_a_child_may_decode_that_is_forked_while_a_thread_makes_a_decoder() -> None:
     run(FORK, "")
+
+
+class Late(pydantic.BaseModel, defer_build=True):
+    uuid: str = ""
+
+
+def test_a_model_is_complete_before_a_thread_reads_it() -> None:
+    """Before 2.14, threads that complete a model at once read messages of its base class, or none."""
+    assert not Late.__pydantic_complete__
+    framing_of(CONTENT_JSON_LINES, Late)
+    assert Late.__pydantic_complete__
 
 
 _MAKERS = {"msgspec.json.Decoder", "msgspec.msgpack.Decoder", "msgspec.convert"}
