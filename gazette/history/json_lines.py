@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import pickle
 import threading
 from collections.abc import Sequence
 from types import ModuleType
@@ -117,7 +118,7 @@ class Scanned(NamedTuple):
 
 @functools.cache
 def kernel() -> ModuleType | None:
-    """Return the compiled pass. Return None if Numba cannot be imported, or cannot write to its cache.
+    """Return the compiled pass. Return None if Numba cannot be imported, or cannot use its cache.
 
     Without the pass, reading is slower, with the same result. The first call on a machine waits for the
     compilation, and the log says so.
@@ -132,6 +133,15 @@ def kernel() -> ModuleType | None:
         compile_aloud(json_kernel)
     except OSError as error:  # For example, the disk of the cache is full.
         LOGGER.warning("reading JSON without the compiled scanner", extra={"reason": str(error)})
+        return None
+    except (EOFError, pickle.UnpicklingError) as error:  # The machine lost power after a write.
+        scan: Any = json_kernel.scan
+        LOGGER.warning(
+            "reading JSON without the compiled scanner: a file of Numba in %(directory)s is damaged. "
+            "Remove the files *.nbi there.",
+            {"directory": scan.stats.cache_path},
+            extra={"reason": str(error)},
+        )
         return None
     return json_kernel
 
