@@ -19,7 +19,7 @@ from types import MemberDescriptorType
 from typing import Any, ClassVar, Final, Generic, TypeAlias, TypeVar
 
 import msgspec
-from google.protobuf.message import DecodeError as ProtobufDecodeError
+from google.protobuf.message import Error as ProtobufError
 
 from gazette.errors import Invalid
 from gazette.message import field_classes, number_literals, zero_value
@@ -64,7 +64,7 @@ CODEC_ERRORS: Final = (
     RecursionError,
     Invalid,
     msgspec.MsgspecError,
-    ProtobufDecodeError,
+    ProtobufError,
 )
 """Errors that encoding or decoding a message may raise, in our parsers or in the application's types."""
 
@@ -379,6 +379,10 @@ class ProtobufCodec(MessageCodec[M]):
 
     def _new_acknowledgement(self, message: M) -> M:
         return self.message_type()  # type: ignore[no-any-return]
+
+    def _payload(self, message: M) -> bytes:
+        # An acknowledgement lacks the fields that a type of proto2 requires.
+        return message.SerializePartialToString()  # type: ignore[attr-defined, no-any-return]
 
 
 class BytesCodec(MessageCodec[bytes]):
