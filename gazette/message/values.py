@@ -34,7 +34,7 @@ REFUSALS: Final = (
 )
 """Errors of values that cannot be written, or read back."""
 _TIMES: Final = (msgspec.inspect.DateTimeType, msgspec.inspect.TimeType)
-_NO_ZONE: Final = re.compile(rb':\d\d:\d\d(\.\d+)?"')
+NO_ZONE: Final = re.compile(rb':\d\d:\d\d(\.\d+)?"')
 """A time without a zone in JSON. Two such times are equal even if their `fold` differs."""
 _encode: Final = msgspec.json.Encoder().encode
 
@@ -115,7 +115,7 @@ class ValueEncoding(Generic[T]):
             is_equal = bool(value == back)
         except ArithmeticError:  # A decimal that is a signaling NaN.
             return False
-        return is_equal and not (self._holds_times and _NO_ZONE.search(data))
+        return is_equal and not (self._holds_times and NO_ZONE.search(data))
 
     def decode(self, data: bytes | str, name: str = "value", **facts: Any) -> T:
         """Return the value of JSON that `encode` wrote. Raise ``Corrupt`` if the type cannot read it."""

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, cast
 from zoneinfo import ZoneInfo
 
 import msgspec
+import pydantic
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -266,3 +267,32 @@ def test_a_member_is_refused_that_is_not_found_by_its_value() -> None:
     with raises(InvalidValue, says="OPEN"):
         publisher.publish_committed(TO, Ticket(state=Renamed.OPEN))
     assert not kept.journals["a/journal"]
+
+
+class Meeting(pydantic.BaseModel):
+    uuid: str = ""
+    begin: datetime
+    breaks: list[time] = []
+
+
+@pytest.mark.parametrize("fold", [0, 1])
+def test_a_time_of_a_model_keeps_its_fold_or_is_refused(fold: int) -> None:
+    """A time without a zone that comes twice, as summer time ends."""
+    publisher, kept = publisher_of()
+    first = datetime(2026, 10, 25, 1, 30, tzinfo=UTC)
+    summer_ends = datetime(2026, 10, 25, 1, 30, fold=fold)  # noqa: DTZ001
+    clock = time(1, 30, fold=fold)
+    publisher.publish_committed(TO, Meeting(begin=first))
+    for meeting, path in [
+        (Meeting(begin=summer_ends), "begin"),
+        (Meeting(begin=first, breaks=[clock]), "breaks[0]"),
+    ]:
+        before = bytes(kept.journals["a/journal"])
+        if fold:
+            with raises(InvalidValue, path=path):
+                publisher.publish_committed(TO, meeting)
+            assert kept.journals["a/journal"] == before
+        else:
+            publisher.publish_committed(TO, meeting)
+            line = bytes(kept.journals["a/journal"])[len(before) :]
+            assert Meeting.model_validate_json(line) == meeting
