@@ -136,6 +136,8 @@ class ValueEncoding(Generic[T]):
             return self._decode(data)  # type: ignore[no-any-return]
         if b"\n" in data:
             raise ValueError("a msgspec.Raw holds a newline")
+        if self._at_once < 0:
+            data.decode()  # msgspec looks at no text of a Raw. All other readers do.
         # Each level of nesting has an opening bracket.
         is_deep = data.count(b"[") + data.count(b"{") > STACK_RESERVE
         value: T = self._deeper(data, STACK_RESERVE) if is_deep else self._decode(data)

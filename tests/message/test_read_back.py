@@ -296,3 +296,15 @@ def test_a_time_of_a_model_keeps_its_fold_or_is_refused(fold: int) -> None:
             publisher.publish_committed(TO, meeting)
             line = bytes(kept.journals["a/journal"])[len(before) :]
             assert Meeting.model_validate_json(line) == meeting
+
+
+class Sealed(Message):
+    content: msgspec.Raw
+
+
+def test_a_raw_text_is_refused_that_is_no_unicode() -> None:
+    publisher, kept = publisher_of()
+    with raises(InvalidValue, path="content"):
+        publisher.publish_committed(TO, Sealed(content=msgspec.Raw(b'["\xff"]')))
+    assert not kept.journals["a/journal"]
+    publisher.publish_committed(TO, Sealed(content=msgspec.Raw('["é"]'.encode())))
