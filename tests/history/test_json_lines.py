@@ -696,6 +696,36 @@ def test_a_damaged_file_of_numba_is_named_and_not_needed(tmp_path: Path, size: i
     assert "Remove the files *.nbi there." in done.stderr
 
 
+FORK = """
+import os, threading
+from gazette.history.json_lines import compile_aloud
+
+begun, forking, ended = threading.Event(), threading.Event(), threading.Event()
+os.register_at_fork(before=forking.set)
+
+class Kernel:
+    scan = None
+
+    def compile_ahead(self):
+        begun.set()
+        assert forking.wait(20)
+        ended.set()
+
+thread = threading.Thread(target=compile_aloud, args=(Kernel(), 600.0))
+thread.start()
+assert begun.wait(20)
+child = os.fork()
+if child == 0:
+    os._exit(0 if ended.is_set() else 1)
+thread.join()
+assert os.waitpid(child, 0)[1] == 0, "numba held its lock as the process was forked"
+"""
+
+
+def test_no_process_forks_while_numba_compiles() -> None:
+    subprocess.run([sys.executable, "-c", FORK], check=True)
+
+
 WITHOUT_NUMBA = """
 import sys
 import pyarrow as pa
