@@ -15,7 +15,7 @@ import msgspec
 from msgspec import inspect
 
 from gazette.message.value_parts import Misfit, attributes_of, key_step, shown
-from gazette.runtime.decoders import json_decoder
+from gazette.runtime.decoders import json_decoder, type_info
 
 _TEXT_DEPTH: Final = 4
 _CLASSES: Final[dict[type[inspect.Type], type]] = {
@@ -111,6 +111,24 @@ def all_parts(info: inspect.Type) -> Iterator[inspect.Type]:
             seen.add(id(part))
             yield part
             pending += parts_of(part)
+
+
+def info_of(declared: Any) -> inspect.Type:
+    """Return what msgspec says of a type.
+
+    Raise ``TypeError`` or ``NameError`` for an unknown type, and for one with a dataclass of pydantic:
+    msgspec would pass over its default factories, aliases, constraints and validators.
+    """
+    info = type_info(declared)
+    for part in all_parts(info):
+        if isinstance(part, inspect.DataclassType) and hasattr(
+            class_of(part), "__pydantic_fields__"
+        ):
+            raise TypeError(
+                f"{class_of(part).__name__} is a dataclass of pydantic. Make it a pydantic.BaseModel, "
+                "or a dataclass of Python"
+            )
+    return info
 
 
 def decoder_of(declared: Any, infos: Iterable[inspect.Type]) -> msgspec.json.Decoder[Any]:

@@ -15,8 +15,14 @@ import msgspec
 from gazette.errors import Corrupt, Invalid, InvalidValue
 from gazette.message.value_fingerprint import Fingerprint
 from gazette.message.value_parts import Misfit, attributes_of, difference, non_finite
-from gazette.message.value_types import all_parts, decoder_of, is_customized, misfit, type_text
-from gazette.runtime.decoders import type_info
+from gazette.message.value_types import (
+    all_parts,
+    decoder_of,
+    info_of,
+    is_customized,
+    misfit,
+    type_text,
+)
 
 T = TypeVar("T")
 
@@ -51,7 +57,7 @@ class ValueEncoding(Generic[T]):
         """Create the encoding of a type. Raise ``Invalid``, with ``path``, if JSON cannot be decoded to the
         type."""
         try:
-            self._info = type_info(declared)
+            self._info = info_of(declared)
             self._decode = decoder_of(declared, [self._info]).decode
         except (TypeError, NameError) as error:
             raise Invalid(

@@ -15,16 +15,19 @@ from zoneinfo import ZoneInfo
 
 import msgspec
 import pydantic
+import pydantic.dataclasses
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gazette import Message
 from gazette.client.append.appender import AppendParams
-from gazette.errors import InvalidValue
+from gazette.errors import Invalid, InvalidValue
 from gazette.labels import CONTENT_JSON_LINES
+from gazette.message.framing.framing import framing_of
 from gazette.message.mapping import fixed_mapping
 from gazette.message.publisher import Appends, Publisher
+from gazette.message.values import ValueEncoding
 from gazette.runtime.tasks import resolved
 from gazette.testing.clock import ManualClock
 from tests.facts import raises
@@ -308,3 +311,23 @@ def test_a_raw_text_is_refused_that_is_no_unicode() -> None:
         publisher.publish_committed(TO, Sealed(content=msgspec.Raw(b'["\xff"]')))
     assert not kept.journals["a/journal"]
     publisher.publish_committed(TO, Sealed(content=msgspec.Raw('["é"]'.encode())))
+
+
+@pydantic.dataclasses.dataclass
+class Checked:
+    uuid: str = ""
+    n: int = pydantic.Field(default=5, gt=0)
+    tags: list[str] = pydantic.Field(default_factory=list)
+
+
+class Around(Message):
+    checked: Checked | None = None
+
+
+@pytest.mark.parametrize("message_type", [Checked, Around])
+def test_a_dataclass_of_pydantic_is_refused(message_type: Any) -> None:
+    """Readers would pass over its constraints, and give an object of pydantic as a default."""
+    with raises(Invalid, says="Checked is a dataclass of pydantic"):
+        framing_of(CONTENT_JSON_LINES, message_type)
+    with raises(Invalid, says="Checked is a dataclass of pydantic"):
+        ValueEncoding(dict[str, message_type])
