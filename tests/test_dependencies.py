@@ -231,6 +231,14 @@ def test_the_client_depends_on_a_part_of_what_the_project_does() -> None:
     assert set(everything) < set(PROJECT["dependencies"])
 
 
+@pytest.mark.parametrize("extra", ["tables", "spark", "dev"])
+def test_no_extra_accepts_the_pyarrow_that_crashes(extra: str) -> None:
+    """Until a thread imports pyarrow 25.0.0 and ends, all is well. Then each other thread crashes."""
+    (pyarrow,) = (one for one in map(Requirement, EXTRAS[extra]) if one.name == "pyarrow")
+    assert not pyarrow.specifier.contains("25.0.0")
+    assert pyarrow.specifier.contains("25.0.1")
+
+
 def test_the_page_on_installation_names_each_extra_and_package() -> None:
     page = (ROOT / "docs" / "installation.md").read_text()
     extras = re.findall(r"^\| `([a-z0-9]+)` \|", page, re.MULTILINE)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
+import pickle
 import threading
 from collections.abc import Sequence
 from types import ModuleType
@@ -49,6 +51,13 @@ _DECLINED_MAX: Final = 4
 _SAID_AFTER_S: Final = 2.0
 """Seconds after which the log says that Numba compiles. Cached code loads in less time."""
 _COMMAND: Final = "python -m gazette.history.json_kernel"
+_COMPILING: Final = threading.RLock()
+# Numba holds a lock while it compiles. A forked child would wait for it for ever: so forks wait for the end.
+os.register_at_fork(
+    before=_COMPILING.acquire,
+    after_in_parent=_COMPILING.release,
+    after_in_child=_COMPILING.release,
+)
 
 
 class Field(NamedTuple):
@@ -117,7 +126,7 @@ class Scanned(NamedTuple):
 
 @functools.cache
 def kernel() -> ModuleType | None:
-    """Return the compiled pass. Return None if Numba cannot be imported, or cannot write to its cache.
+    """Return the compiled pass. Return None if Numba cannot be imported, or cannot use its cache.
 
     Without the pass, reading is slower, with the same result. The first call on a machine waits for the
     compilation, and the log says so.
@@ -133,17 +142,28 @@ def kernel() -> ModuleType | None:
     except OSError as error:  # For example, the disk of the cache is full.
         LOGGER.warning("reading JSON without the compiled scanner", extra={"reason": str(error)})
         return None
+    except (EOFError, pickle.UnpicklingError) as error:  # The machine lost power after a write.
+        scan: Any = json_kernel.scan
+        LOGGER.warning(
+            "reading JSON without the compiled scanner: a file of Numba in %(directory)s is damaged. "
+            "Remove the files *.nbi there.",
+            {"directory": scan.stats.cache_path},
+            extra={"reason": str(error)},
+        )
+        return None
     return json_kernel
 
 
 def compile_aloud(kernel: Any, after_s: float = _SAID_AFTER_S) -> None:
-    """Compile the pass, or load it from the cache. Log a warning if Numba compiles for ``after_s``."""
+    """Compile the pass, or load it from the cache. No process forks meanwhile. Log a warning if Numba
+    compiles for ``after_s``."""
     ended = threading.Event()
     threading.Thread(
         target=_say_that_it_compiles, args=(kernel.scan, ended, after_s), daemon=True
     ).start()
     try:
-        kernel.compile_ahead()
+        with _COMPILING:
+            kernel.compile_ahead()
     finally:
         ended.set()
 

@@ -19,7 +19,7 @@ from types import MemberDescriptorType
 from typing import Any, ClassVar, Final, Generic, TypeAlias, TypeVar
 
 import msgspec
-from google.protobuf.message import DecodeError as ProtobufDecodeError
+from google.protobuf.message import Error as ProtobufError
 
 from gazette.errors import Invalid
 from gazette.message import field_classes, number_literals, zero_value
@@ -48,7 +48,7 @@ from gazette.message.uuid_place import (
 from gazette.message.value_types import decoder_of, is_customized
 from gazette.message.values import ValueEncoding, finite
 from gazette.protocol.ids import JournalName
-from gazette.runtime.decoders import json_decoder
+from gazette.runtime.decoders import complete_model, json_decoder
 
 M = TypeVar("M")
 
@@ -64,7 +64,7 @@ CODEC_ERRORS: Final = (
     RecursionError,
     Invalid,
     msgspec.MsgspecError,
-    ProtobufDecodeError,
+    ProtobufError,
 )
 """Errors that encoding or decoding a message may raise, in our parsers or in the application's types."""
 
@@ -315,6 +315,7 @@ class PydanticCodec(MessageCodec[M]):
     single_line = True
 
     def __init__(self, message_type: Any, place: str | None = "") -> None:
+        complete_model(message_type)
         uuid_place = pydantic_place(message_type, place)
         super().__init__(message_type, None if uuid_place is None else uuid_place.form, uuid_place)
         self._writes_strings = message_type.model_config.get("ser_json_inf_nan") == "strings"
@@ -378,6 +379,10 @@ class ProtobufCodec(MessageCodec[M]):
 
     def _new_acknowledgement(self, message: M) -> M:
         return self.message_type()  # type: ignore[no-any-return]
+
+    def _payload(self, message: M) -> bytes:
+        # An acknowledgement lacks the fields that a type of proto2 requires.
+        return message.SerializePartialToString()  # type: ignore[attr-defined, no-any-return]
 
 
 class BytesCodec(MessageCodec[bytes]):

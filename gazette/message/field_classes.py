@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC
-from enum import Flag
+from enum import Enum, Flag
 from keyword import iskeyword
 from math import isfinite
 from typing import Any, Final
@@ -145,9 +145,16 @@ def _class_of(part: inspect.Type) -> type:
     value_class = class_of(part)
     is_constrained = any(getattr(part, name, None) is not None for name in _CONSTRAINTS)
     # A value of a Flag may combine members, and then be no member.
-    if is_constrained or issubclass(value_class, Flag):
+    if is_constrained or issubclass(value_class, Flag) or not _finds_members(value_class):
         raise _ClassSaysTooLittle
     return value_class
+
+
+def _finds_members(value_class: type) -> bool:
+    """Return False for an enum with a member that is not found by its value: ``__init__`` may change it."""
+    return not issubclass(value_class, Enum) or all(
+        value_class._value2member_map_.get(member._value_) is member for member in value_class
+    )
 
 
 def _named(value: Any, names: dict[str, Any]) -> str:

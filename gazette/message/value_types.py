@@ -15,7 +15,7 @@ import msgspec
 from msgspec import inspect
 
 from gazette.message.value_parts import Misfit, attributes_of, key_step, shown
-from gazette.runtime.decoders import json_decoder
+from gazette.runtime.decoders import json_decoder, type_info
 
 _TEXT_DEPTH: Final = 4
 _CLASSES: Final[dict[type[inspect.Type], type]] = {
@@ -113,16 +113,37 @@ def all_parts(info: inspect.Type) -> Iterator[inspect.Type]:
             pending += parts_of(part)
 
 
+def info_of(declared: Any) -> inspect.Type:
+    """Return what msgspec says of a type.
+
+    Raise ``TypeError`` or ``NameError`` for an unknown type, and for one with a dataclass of pydantic:
+    msgspec would pass over its default factories, aliases, constraints and validators.
+    """
+    info = type_info(declared)
+    for part in all_parts(info):
+        if isinstance(part, inspect.DataclassType) and hasattr(
+            class_of(part), "__pydantic_fields__"
+        ):
+            raise TypeError(
+                f"{class_of(part).__name__} is a dataclass of pydantic. Make it a pydantic.BaseModel, "
+                "or a dataclass of Python"
+            )
+    return info
+
+
 def decoder_of(declared: Any, infos: Iterable[inspect.Type]) -> msgspec.json.Decoder[Any]:
     """Return a decoder from JSON to a type, of which ``infos`` tells. Errors: `json_decoder`.
 
     msgspec does not find a field of a dataclass or ``TypedDict`` by a name that is not ASCII until it has
-    encoded that very text: it takes the field as missing, and uses its default (msgspec 0.22). So encode all
-    names first.
+    encoded that very text: it takes the field as missing, and uses its default (msgspec 0.22). It does not
+    know the tag of a struct either, nor its ``tag_field``. So encode all of these first.
     """
     for part in (part for info in infos for part in all_parts(info)):
-        if isinstance(part, inspect.DataclassType | inspect.TypedDictType):
-            msgspec.json.encode([field.encode_name for field in part.fields])
+        match part:
+            case inspect.StructType(tag_field=tag_field, tag=tag):
+                msgspec.json.encode([tag_field, tag])
+            case inspect.DataclassType(fields=fields) | inspect.TypedDictType(fields=fields):
+                msgspec.json.encode([field.encode_name for field in fields])
     return json_decoder(declared)
 
 

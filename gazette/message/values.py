@@ -15,8 +15,14 @@ import msgspec
 from gazette.errors import Corrupt, Invalid, InvalidValue
 from gazette.message.value_fingerprint import Fingerprint
 from gazette.message.value_parts import Misfit, attributes_of, difference, non_finite
-from gazette.message.value_types import all_parts, decoder_of, is_customized, misfit, type_text
-from gazette.runtime.decoders import type_info
+from gazette.message.value_types import (
+    all_parts,
+    decoder_of,
+    info_of,
+    is_customized,
+    misfit,
+    type_text,
+)
 
 T = TypeVar("T")
 
@@ -34,7 +40,7 @@ REFUSALS: Final = (
 )
 """Errors of values that cannot be written, or read back."""
 _TIMES: Final = (msgspec.inspect.DateTimeType, msgspec.inspect.TimeType)
-_NO_ZONE: Final = re.compile(rb':\d\d:\d\d(\.\d+)?"')
+NO_ZONE: Final = re.compile(rb':\d\d:\d\d(\.\d+)?"')
 """A time without a zone in JSON. Two such times are equal even if their `fold` differs."""
 _encode: Final = msgspec.json.Encoder().encode
 
@@ -51,7 +57,7 @@ class ValueEncoding(Generic[T]):
         """Create the encoding of a type. Raise ``Invalid``, with ``path``, if JSON cannot be decoded to the
         type."""
         try:
-            self._info = type_info(declared)
+            self._info = info_of(declared)
             self._decode = decoder_of(declared, [self._info]).decode
         except (TypeError, NameError) as error:
             raise Invalid(
@@ -115,7 +121,7 @@ class ValueEncoding(Generic[T]):
             is_equal = bool(value == back)
         except ArithmeticError:  # A decimal that is a signaling NaN.
             return False
-        return is_equal and not (self._holds_times and _NO_ZONE.search(data))
+        return is_equal and not (self._holds_times and NO_ZONE.search(data))
 
     def decode(self, data: bytes | str, name: str = "value", **facts: Any) -> T:
         """Return the value of JSON that `encode` wrote. Raise ``Corrupt`` if the type cannot read it."""
@@ -136,6 +142,8 @@ class ValueEncoding(Generic[T]):
             return self._decode(data)  # type: ignore[no-any-return]
         if b"\n" in data:
             raise ValueError("a msgspec.Raw holds a newline")
+        if self._at_once < 0:
+            data.decode()  # msgspec looks at no text of a Raw. All other readers do.
         # Each level of nesting has an opening bracket.
         is_deep = data.count(b"[") + data.count(b"{") > STACK_RESERVE
         value: T = self._deeper(data, STACK_RESERVE) if is_deep else self._decode(data)

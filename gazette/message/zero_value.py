@@ -14,7 +14,7 @@ import msgspec
 from msgspec import inspect
 
 from gazette.errors import Invalid
-from gazette.runtime.decoders import type_info
+from gazette.message.value_types import info_of
 
 ObjectType: TypeAlias = inspect.StructType | inspect.DataclassType
 
@@ -58,7 +58,7 @@ def inspect_objects(message_type: Any) -> tuple[ObjectType, ...]:
     """Return the struct or dataclass of a type, or all of a union. Raise `Invalid` for any other type."""
     name = getattr(message_type, "__name__", str(message_type))
     try:
-        members = alternatives(type_info(message_type))
+        members = alternatives(info_of(message_type))
     except (TypeError, NameError) as error:
         raise Invalid(f"{name} cannot be a message type: {error}") from error
     objects = tuple(

@@ -1,12 +1,14 @@
-"""Makes decoders of msgspec, one at a time: `json_decoder`, `msgpack_decoder`, `type_info`.
+"""Makes decoders of msgspec, one at a time: `json_decoder`, `msgpack_decoder`, `type_info`. Completes models.
 
 msgspec keeps what it learns of a class on the class, and another thread may see that before it is complete.
 Then the process dies of a segmentation fault (msgspec 0.22; seen when Spark plans a read, with threads). So
-nothing else in this package shows a class to msgspec before it decodes. Any thread may use the decoders.
+nothing else in this package shows a class to msgspec before it decodes. Any thread may use the decoders, and
+so may a forked child.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
@@ -17,6 +19,10 @@ T = TypeVar("T")
 
 # Reentrant: annotations of a class may run code of an application.
 _LOCK: Final = threading.RLock()
+# A forked child has no other threads: it must get neither a lock of theirs nor an incomplete class.
+os.register_at_fork(
+    before=_LOCK.acquire, after_in_parent=_LOCK.release, after_in_child=_LOCK.release
+)
 
 
 def json_decoder(
@@ -37,3 +43,13 @@ def type_info(declared: Any) -> msgspec.inspect.Type:
     """Return what msgspec says of a type. It makes a decoder to find out. Errors: `json_decoder`."""
     with _LOCK:
         return msgspec.inspect.type_info(declared)
+
+
+def complete_model(model: Any) -> None:
+    """Have pydantic complete a model that it has not built: of deferred build, or with forward references.
+
+    Pydantic does that at the first use, otherwise. Before 2.14, threads that did so at once got errors, or
+    messages of the model's base class. A name that is still unknown changes nothing.
+    """
+    with _LOCK:
+        model.model_rebuild(raise_errors=False, _types_namespace={})

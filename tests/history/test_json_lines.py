@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -662,6 +662,68 @@ def test_a_kernel_that_cannot_be_compiled_is_not_needed(
     finally:
         json_lines.kernel.cache_clear()
     assert "No space left" in vars(caplog.records[0])["reason"]
+
+
+DAMAGED = """
+import sys
+from pathlib import Path
+from gazette.history import json_kernel
+from gazette.history.json_lines import LineScanner
+
+directory = Path(json_kernel.scan.stats.cache_path)
+directory.mkdir(parents=True, exist_ok=True)
+(directory / sys.argv[1]).write_bytes(bytes(int(sys.argv[2])))
+assert LineScanner("uuid").scan(b"{}\\n", 3) is None
+"""
+
+
+@pytest.mark.parametrize("size", [0, 1000])
+def test_a_damaged_file_of_numba_is_named_and_not_needed(tmp_path: Path, size: int) -> None:
+    """A file that a loss of power left empty, or full of zeros."""
+    assert json_lines.kernel() is not None
+    scan: Any = json_kernel.scan
+    kept = Path(scan.stats.cache_path)
+    name = next(kept.glob("json_kernel.scan-*.nbi")).name
+    done = subprocess.run(
+        [sys.executable, "-c", DAMAGED, name, str(size)],
+        env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"{tmp_path}" in done.stderr
+    assert "Remove the files *.nbi there." in done.stderr
+
+
+FORK = """
+import os, threading
+from gazette.history.json_lines import compile_aloud
+
+begun, forking, ended = threading.Event(), threading.Event(), threading.Event()
+os.register_at_fork(before=forking.set)
+
+class Kernel:
+    scan = None
+
+    def compile_ahead(self):
+        begun.set()
+        assert forking.wait(20)
+        ended.set()
+
+thread = threading.Thread(target=compile_aloud, args=(Kernel(), 600.0))
+thread.start()
+assert begun.wait(20)
+child = os.fork()
+if child == 0:
+    os._exit(0 if ended.is_set() else 1)
+thread.join()
+assert os.waitpid(child, 0)[1] == 0, "numba held its lock as the process was forked"
+"""
+
+
+def test_no_process_forks_while_numba_compiles() -> None:
+    subprocess.run([sys.executable, "-c", FORK], check=True)
 
 
 WITHOUT_NUMBA = """

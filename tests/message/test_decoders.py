@@ -1,6 +1,6 @@
-"""What msgspec decodes to: in several threads at once, and to fields whose names are not ASCII.
+"""What msgspec decodes to: in several threads at once, and to names and tags that are not ASCII.
 
-Both faults of msgspec show only in a process that has neither decoded nor encoded the class before. So each
+These faults of msgspec show only in a process that has neither decoded nor encoded the class before. So each
 case runs in a process of its own.
 """
 
@@ -12,7 +12,11 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pydantic
 import pytest
+
+from gazette.labels import CONTENT_JSON_LINES
+from gazette.message.framing.framing import framing_of
 
 ROOT = Path(__file__).parents[2] / "gazette"
 
@@ -21,7 +25,7 @@ import dataclasses, faulthandler, sys, threading, typing
 import msgspec
 from gazette import Message
 from gazette.labels import CONTENT_JSON_LINES
-from gazette.message.framing.framing import framing_of
+from gazette.message.framing.framing import MalformedMessage, framing_of
 from gazette.message.values import ValueEncoding
 faulthandler.enable()
 """
@@ -85,6 +89,57 @@ assert (read.π, read.部分[0].größe) == (3.14, 1.5), read
 assert (read.ключ, read.ключи) == ({"a": {"größe": 2.5}}, ({"größe": 3.5},)), read
 """
 
+TAGS = r"""
+CASES = {
+    "tag": (dict(tag="größe"), '{"type":"größe","uuid":""}', '{"type":"other","uuid":""}'),
+    "field": (dict(tag="A", tag_field="тип"), '{"тип":"A","uuid":""}', '{"тип":"B","uuid":""}'),
+    "array": (dict(tag="größe", array_like=True), '["größe",""]', '["other",""]'),
+}
+options, good, bad = CASES[sys.argv[1]]
+tagged = msgspec.defstruct("Tagged", [("uuid", str)], **options)
+framing = framing_of(CONTENT_JSON_LINES, tagged)
+assert framing.decode(good.encode() + b"\n", 0).messages == [tagged("")]
+try:
+    framing.decode(bad.encode() + b"\n", 0)
+except MalformedMessage:
+    pass
+else:
+    raise AssertionError("another tag is accepted")
+"""
+
+UNION = r"""
+A = msgspec.defstruct("A", [("uuid", str)], tag=True, tag_field="тип")
+B = msgspec.defstruct("B", [("uuid", str)], tag=True, tag_field="тип")
+framing = framing_of(CONTENT_JSON_LINES, A | B)
+assert framing.decode('{"тип":"B","uuid":""}'.encode() + b"\n", 0).messages == [B("")]
+"""
+
+FORK = r"""
+import os
+begun, forking = threading.Event(), threading.Event()
+os.register_at_fork(before=forking.set)
+
+def annotation():
+    begun.set()
+    assert forking.wait(20)
+    return int
+
+@dataclasses.dataclass
+class Slow:
+    a: "annotation()"
+
+thread = threading.Thread(target=ValueEncoding, args=(Slow,))
+thread.start()
+assert begun.wait(20)
+child = os.fork()
+if child == 0:
+    faulthandler.dump_traceback_later(20, exit=True)
+    assert ValueEncoding(Slow).decode(b'{"a":1}') == Slow(1)
+    os._exit(0)
+thread.join()
+assert os.waitpid(child, 0)[1] == 0
+"""
+
 
 def run(script: str, argument: str) -> None:
     done = subprocess.run(
@@ -101,6 +156,30 @@ def test_threads_may_decode_to_a_class_at_once(kind: str) -> None:
 @pytest.mark.parametrize("what", ["message", "value"])
 def test_a_field_is_read_whose_name_is_not_ascii(what: str) -> None:
     run(NAMES, what)
+
+
+@pytest.mark.parametrize("what", ["tag", "field", "array"])
+def test_a_tag_is_known_that_is_not_ascii(what: str) -> None:
+    run(TAGS, what)
+
+
+def test_a_union_is_read_whose_tag_field_is_not_ascii() -> None:
+    run(UNION, "")
+
+
+def test_a_child_may_decode_that_is_forked_while_a_thread_makes_a_decoder() -> None:
+    run(FORK, "")
+
+
+class Late(pydantic.BaseModel, defer_build=True):
+    uuid: str = ""
+
+
+def test_a_model_is_complete_before_a_thread_reads_it() -> None:
+    """Before 2.14, threads that complete a model at once read messages of its base class, or none."""
+    assert not Late.__pydantic_complete__
+    framing_of(CONTENT_JSON_LINES, Late)
+    assert Late.__pydantic_complete__
 
 
 _MAKERS = {"msgspec.json.Decoder", "msgspec.msgpack.Decoder", "msgspec.convert"}

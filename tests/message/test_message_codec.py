@@ -16,7 +16,7 @@ import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from gazette.consumer.declare.source import Source
-from gazette.errors import Invalid
+from gazette.errors import Invalid, InvalidValue
 from gazette.labels import CONTENT_CSV, CONTENT_JSON_LINES, CONTENT_PROTO_FIXED
 from gazette.message.codec import has_validate
 from gazette.message.framing.framing import framing_of
@@ -40,17 +40,19 @@ PRODUCER = b"\x01abcde"
 ACK = build_uuid(PRODUCER, START, ACK_TXN)
 
 
-def proto_class(uuid_type: int) -> Any:
+def proto_class(uuid_type: int, name: str = "Counted", n_label: int = 1) -> Any:
+    """Return a class with the fields ``uuid`` and ``n``; with label 2, ``n`` is required."""
     file = descriptor_pb2.FileDescriptorProto(name=f"m{uuid_type}.proto", package=f"m{uuid_type}")
-    message = file.message_type.add(name="Counted")
+    message = file.message_type.add(name=name)
     message.field.add(name="uuid", number=1, type=uuid_type, label=1)
-    message.field.add(name="n", number=2, type=4, label=1)
+    message.field.add(name="n", number=2, type=4, label=n_label)
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"m{uuid_type}.Counted"))
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"m{uuid_type}.{name}"))
 
 
 Counted = proto_class(12)
+Strict = proto_class(12, "Strict", n_label=2)
 
 
 class Word(Message):
@@ -129,6 +131,7 @@ CASES = [
     (ModelUuidWord(word="w", UUID=None), CONTENT_JSON_LINES),
     ({"word": "w"}, CONTENT_JSON_LINES),
     (Counted(n=7), CONTENT_PROTO_FIXED),
+    (Strict(n=7), CONTENT_PROTO_FIXED),
     (CSVRecord(["", "w", "x"]), CONTENT_CSV),
 ]
 IDS = [f"{type(message).__name__}" for message, _ in CASES]
@@ -155,6 +158,14 @@ def test_its_acknowledgement_is_read_beside_it(message: Any, content_type: str) 
     assert frames.consumed == len(buffer)
     assert frames.uuids[16:32] == ACK
     assert frames.messages[::2] == [stamped, stamped]
+
+
+def test_a_message_that_lacks_a_required_field_is_refused() -> None:
+    framing = framing_of(CONTENT_PROTO_FIXED, Strict)
+    buffer = bytearray()
+    with raises(InvalidValue, says="missing required fields: n"):
+        framing.encode_into(Strict(), buffer)
+    assert not buffer
 
 
 def test_text_is_the_canonical_one_under_the_name_of_the_type() -> None:

@@ -14,16 +14,20 @@ from typing import Annotated, Any, Literal, cast
 from zoneinfo import ZoneInfo
 
 import msgspec
+import pydantic
+import pydantic.dataclasses
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gazette import Message
 from gazette.client.append.appender import AppendParams
-from gazette.errors import InvalidValue
+from gazette.errors import Invalid, InvalidValue
 from gazette.labels import CONTENT_JSON_LINES
+from gazette.message.framing.framing import framing_of
 from gazette.message.mapping import fixed_mapping
 from gazette.message.publisher import Appends, Publisher
+from gazette.message.values import ValueEncoding
 from gazette.runtime.tasks import resolved
 from gazette.testing.clock import ManualClock
 from tests.facts import raises
@@ -246,3 +250,84 @@ def test_values_that_read_back_equal_are_taken() -> None:
     lines = bytes(kept.journals["a/journal"]).splitlines()
     found = [msgspec.json.decode(line, type=Order) for line in lines[-2:]]
     assert [(one.word, one.n, one.price) for one in found] == [("a", 1, 3.0), ("x", 1, 2.0**53)]
+
+
+class Renamed(enum.Enum):
+    """An enum whose members are not found by their values."""
+
+    OPEN = "open"
+
+    def __init__(self, value: str) -> None:
+        self._value_ = value.upper()
+
+
+class Ticket(Message):
+    state: Renamed
+
+
+def test_a_member_is_refused_that_is_not_found_by_its_value() -> None:
+    publisher, kept = publisher_of()
+    with raises(InvalidValue, says="OPEN"):
+        publisher.publish_committed(TO, Ticket(state=Renamed.OPEN))
+    assert not kept.journals["a/journal"]
+
+
+class Meeting(pydantic.BaseModel):
+    uuid: str = ""
+    begin: datetime
+    breaks: list[time] = []
+
+
+@pytest.mark.parametrize("fold", [0, 1])
+def test_a_time_of_a_model_keeps_its_fold_or_is_refused(fold: int) -> None:
+    """A time without a zone that comes twice, as summer time ends."""
+    publisher, kept = publisher_of()
+    first = datetime(2026, 10, 25, 1, 30, tzinfo=UTC)
+    summer_ends = datetime(2026, 10, 25, 1, 30, fold=fold)  # noqa: DTZ001
+    clock = time(1, 30, fold=fold)
+    publisher.publish_committed(TO, Meeting(begin=first))
+    for meeting, path in [
+        (Meeting(begin=summer_ends), "begin"),
+        (Meeting(begin=first, breaks=[clock]), "breaks[0]"),
+    ]:
+        before = bytes(kept.journals["a/journal"])
+        if fold:
+            with raises(InvalidValue, path=path):
+                publisher.publish_committed(TO, meeting)
+            assert kept.journals["a/journal"] == before
+        else:
+            publisher.publish_committed(TO, meeting)
+            line = bytes(kept.journals["a/journal"])[len(before) :]
+            assert Meeting.model_validate_json(line) == meeting
+
+
+class Sealed(Message):
+    content: msgspec.Raw
+
+
+def test_a_raw_text_is_refused_that_is_no_unicode() -> None:
+    publisher, kept = publisher_of()
+    with raises(InvalidValue, path="content"):
+        publisher.publish_committed(TO, Sealed(content=msgspec.Raw(b'["\xff"]')))
+    assert not kept.journals["a/journal"]
+    publisher.publish_committed(TO, Sealed(content=msgspec.Raw('["é"]'.encode())))
+
+
+@pydantic.dataclasses.dataclass
+class Checked:
+    uuid: str = ""
+    n: int = pydantic.Field(default=5, gt=0)
+    tags: list[str] = pydantic.Field(default_factory=list)
+
+
+class Around(Message):
+    checked: Checked | None = None
+
+
+@pytest.mark.parametrize("message_type", [Checked, Around])
+def test_a_dataclass_of_pydantic_is_refused(message_type: Any) -> None:
+    """Readers would pass over its constraints, and give an object of pydantic as a default."""
+    with raises(Invalid, says="Checked is a dataclass of pydantic"):
+        framing_of(CONTENT_JSON_LINES, message_type)
+    with raises(Invalid, says="Checked is a dataclass of pydantic"):
+        ValueEncoding(dict[str, message_type])
