@@ -239,7 +239,15 @@ class ClientCall(StreamListener):
         code = grpc.StatusCode.UNAVAILABLE
         if "stream" in error.facts:  # The fault is of this stream, and not of the connection.
             code = _STATUS_OF_RESET.get(name, grpc.StatusCode.INTERNAL)
+            if code is grpc.StatusCode.CANCELLED and self._is_late():
+                # The server has seen the deadline first: its reset says no reason.
+                self._expire()
+                return
         self.finish(code, str(error))
+
+    def _is_late(self) -> bool:
+        deadline = self._deadline
+        return deadline is not None and asyncio.get_running_loop().time() >= deadline.when()
 
     def _repeat(self) -> None:
         """Begin the call again. A server that refuses a stream has handled no part of its call."""

@@ -247,6 +247,26 @@ async def test_deadlines_end_calls_at_both_ends(served: Served) -> None:
         await eventually(lambda: served.handlers.cancelled == 1)
 
 
+@pytest.mark.parametrize("timeout_s", [0.05, 3600.0])
+async def test_a_call_that_its_server_cancels_may_be_late(timeout_s: float) -> None:
+    """A server that sees the deadline first resets the stream. The client's timer has not run yet."""
+    loop = asyncio.get_running_loop()
+
+    async def cancelling(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(fr.settings({}))
+        while data := await reader.read(1 << 16):
+            if b"/test.Service/" in data:
+                while loop.time() < end:  # Keep the loop, and so the client's timer.
+                    pass
+                writer.write(fr.rst_stream(1, fr.FaultCode.CANCEL))
+
+    async with answering(cancelling) as channel:
+        end = loop.time() + 0.1
+        error = await failure(double(channel)(b"x", timeout=timeout_s))
+        late = timeout_s < 1
+        assert error.code() is (CODE.DEADLINE_EXCEEDED if late else CODE.CANCELLED)
+
+
 async def test_calls_end_with_their_connection_and_the_next_one_connects(served: Served) -> None:
     async with served.channel() as channel:
         hanging = channel.unary_unary(f"{METHOD}Hang")(b"")
