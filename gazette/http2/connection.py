@@ -4,9 +4,10 @@ The caller passes received bytes to ``receive``; the function ``write`` gets byt
 go to its listener. No method waits: if a stream cannot send now, ``on_room`` of its listener is called later.
 
 Bounds: on a stream, the peer may send at most `STREAM_BYTES` beyond the bytes that the listener has consumed.
-On a connection, it may send at most `HELD_BYTES` beyond those that all listeners have consumed. `headers` and
-`flood_credit` bound header blocks, open streams and frames without content. ``receive`` does as much work as
-its caller permits, and leaves the rest for a later call: see `gazette.net.grpc.turns`.
+The more streams are open, the less it is: see `SHARED_BYTES`. The window of the connection opens as bytes
+arrive, so that a stream without a reader delays no other stream. `headers` and `flood_credit` bound header
+blocks, open streams and frames without content. ``receive`` does as much work as its caller permits, and
+leaves the rest for a later call: see `gazette.net.grpc.turns`.
 """
 
 from __future__ import annotations
@@ -37,12 +38,11 @@ FIRST_BYTES: Final = 1 << 19
 """Bytes that a peer may send on a stream before the listener has consumed any."""
 CONNECTION_BYTES: Final = 1 << 23
 """Greatest window of a connection, in bytes."""
-HELD_BYTES: Final = 1 << 25
-"""Upper bound of the bytes that all listeners hold, with those that the peer may still send."""
+SHARED_BYTES: Final = 1 << 25
+"""Bytes that a peer may send beyond the consumed ones, shared by the open streams. Each stream has at least
+`FIRST_BYTES`."""
 _GRANT_BYTES_MIN: Final = CONNECTION_BYTES // 4
 """Least number of bytes by which the window of the connection is opened at a time."""
-_GRANT_BELOW: Final = CONNECTION_BYTES - _GRANT_BYTES_MIN
-"""The window is not opened while the peer may send more bytes than this."""
 STREAMS_MAX: Final = 2_000
 """Greatest number of streams of a connection whose handlers run, unless a server has another limit."""
 BEGIN_WORK: Final = 4
@@ -227,16 +227,14 @@ class Http2Stream:
     def consume(self, length: int) -> None:
         """Count ``length`` bytes that the listener has consumed. Let the peer send more, once that is enough
         for an update of the window."""
-        connection = self.connection
-        length = min(length, self._held)  # A released stream holds nothing.
-        connection._held -= length
-        self._held -= length
-        if connection._granted <= _GRANT_BELOW:
-            connection._grant()
+        self._held -= min(length, self._held)  # A released stream holds nothing.
         if self.remote_ended:
             return
-        increment = connection.ahead_bytes - self._held - self._granted
-        if increment >= connection.ahead_bytes // 4:
+        connection = self.connection
+        share = SHARED_BYTES // max(1, len(connection._streams))
+        ahead = min(connection.ahead_bytes, max(FIRST_BYTES, share))
+        increment = ahead - self._held - self._granted
+        if increment >= ahead // 4:
             self._granted += increment
             connection._write(fr.window_update(self.id, increment))
 
@@ -321,7 +319,6 @@ class Http2Connection:
         self._window = fr.WINDOW_DEFAULT
         """Bytes that the peer takes on all streams together."""
         self._granted = fr.WINDOW_DEFAULT  # Bytes that the peer may still send, on all streams.
-        self._held = 0  # Bytes that all listeners hold together.
         self.first_window = fr.WINDOW_DEFAULT
         """Bytes that the peer takes on a new stream. A change applies to all streams."""
         self._taken_most = 0
@@ -567,6 +564,7 @@ class Http2Connection:
             raise ConnectionFault(
                 FaultCode.FLOW_CONTROL_ERROR, "the connection's window is exceeded"
             )
+        self._grant()
         stream = self._stream_of(number, "DATA")
         try:
             if stream is None:
@@ -595,7 +593,6 @@ class Http2Connection:
         if not content:
             return
         if stream is None or stream.remote_ended:  # A reset may have come between two parts.
-            self._grant()
             return
         ended = bool(self._data_flags & fr.END_STREAM) and not self._data_left
         try:
@@ -611,10 +608,8 @@ class Http2Connection:
         self._begin_data(len(payload), flags, number)
         stream = self._data_of
         if stream is None:
-            self._grant()
             return
         padding = len(payload) - len(content)
-        self._held += padding
         stream._held += padding
         self._deliver(stream, memoryview(content), ended=bool(flags & fr.END_STREAM))
         if padding:
@@ -628,19 +623,16 @@ class Http2Connection:
             if stream._expected < 0 or (ended and stream._expected):
                 text = "the content is not as long as its head says"
                 raise StreamFault(stream.id, FaultCode.PROTOCOL_ERROR, text)
-        self._held += length
         stream._held += length
         if ended:
             stream.remote_ended = True
         stream.listener.on_data(content, ended=ended)
-        if self._granted <= _GRANT_BELOW:
-            self._grant()
         if ended:
             self._end_remote(stream)
 
     def _grant(self) -> None:
-        """Let the peer send more on the connection, unless listeners hold too many bytes."""
-        increment = min(CONNECTION_BYTES, HELD_BYTES - self._held) - self._granted
+        """Let the peer send more on the connection, once that is enough for an update of the window."""
+        increment = CONNECTION_BYTES - self._granted
         if increment >= _GRANT_BYTES_MIN:
             self._granted += increment
             self._write(fr.window_update(0, increment))

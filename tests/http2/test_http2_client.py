@@ -18,7 +18,7 @@ from gazette.client.rpc.channel import TlsSettings
 from gazette.client.rpc.errors import END_OF_STREAM
 from gazette.errors import Invalid
 from gazette.http2 import frames as fr
-from gazette.http2.connection import FIRST_BYTES, HELD_BYTES
+from gazette.http2.connection import FIRST_BYTES, SHARED_BYTES
 from gazette.http2.grpc_client import Http2Channel, Http2Transport
 from gazette.http2.headers import encode_fields
 from gazette.http2.metadata import timeout_field, timeout_of
@@ -27,6 +27,7 @@ from gazette.net.grpc.grpc_server import GrpcServer
 from gazette.net.http_server import bind_tcp
 from gazette.runtime.clock import SystemClock
 from gazette.runtime.tasks import TaskScope
+from gazette.runtime.timeouts import timeout
 from gazette.runtime.tls import tls_context
 from tests.conftest import make_certificate
 from tests.net.test_http2_server import LARGEST, METHOD, Handlers, frame_of
@@ -228,16 +229,30 @@ async def test_what_is_not_read_takes_no_room_from_other_calls(served: Served) -
         assert await call == b"enough"
 
     async with served.channel() as channel:
-        for _ in range(2 * HELD_BYTES // FIRST_BYTES):
+        for _ in range(2 * SHARED_BYTES // FIRST_BYTES):
             call = channel.unary_stream(f"{METHOD}Count")(b"1000")
             assert len(await call.read()) == 100_000
             call.cancel()
         assert len(await double(channel)(bytes(LARGE))) == 2 * LARGE
         for _ in range(4):
             async with TaskScope("leave") as scope:
-                for number in range(HELD_BYTES // FIRST_BYTES // 2):
+                for number in range(SHARED_BYTES // FIRST_BYTES // 2):
                     scope.spawn(leave(channel), name=str(number))
         assert len(await double(channel)(bytes(LARGE))) == 2 * LARGE
+
+
+async def test_answers_that_nobody_reads_hold_up_no_other_call(served: Served) -> None:
+    async with served.channel() as channel:
+        count = channel.unary_stream(f"{METHOD}Count")
+        calls = [count(b"6") for _ in range(SHARED_BYTES // FIRST_BYTES + 10)]
+        for call in calls:
+            assert len(await call.read()) == 100_000
+        for _ in range(20):
+            assert await double(channel)(b"x", timeout=10.0) == b"xx"
+        for _ in range(5):  # Also those that are read in turn.
+            for call in calls:
+                async with timeout(10.0):
+                    assert len(await call.read()) == 100_000
 
 
 async def test_deadlines_end_calls_at_both_ends(served: Served) -> None:
