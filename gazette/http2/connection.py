@@ -346,6 +346,8 @@ class Http2Connection:
         """Streams that were begun and not released."""
         self.peer_streams_max = 1 << 31
         """Greatest number of streams that a client may have open at a time."""
+        self.peer_list_bytes_max = 1 << 32
+        """Greatest size of a header list that the peer takes: see `headers.fits`."""
         self.settled = False
         """True once the peer's settings have arrived."""
         self.draining = False
@@ -781,6 +783,7 @@ class Http2Connection:
         self._change_windows(values.get(fr.INITIAL_WINDOW_SIZE, self.first_window))
         self._frame_bytes = values.get(fr.MAX_FRAME_SIZE, self._frame_bytes)
         self.peer_streams_max = values.get(fr.MAX_CONCURRENT_STREAMS, self.peer_streams_max)
+        self.peer_list_bytes_max = values.get(fr.MAX_HEADER_LIST_SIZE, self.peer_list_bytes_max)
         self.settled = True
         self._write(fr.frame(fr.SETTINGS, fr.ACK, 0))
         self._give_room()

@@ -24,7 +24,7 @@ import grpc.aio
 from gazette.errors import GazetteError, Unavailable
 from gazette.http2.client_call import ClientCall, Method
 from gazette.http2.frames import ConnectionFault
-from gazette.http2.headers import encode_fields
+from gazette.http2.headers import encode_fields, fits
 from gazette.http2.messages import ENCODINGS
 from gazette.http2.metadata import CONTENT_TYPE, block_of, timeout_field
 from gazette.http2.resolve import HostResolver
@@ -498,8 +498,13 @@ class ClientConnection(Http2Socket):
             await self._settled.wait()
 
     def open(self, call: ClientCall) -> None:
-        """Open the stream of a call."""
-        call.opened(self._connection.open(call.head, call, ended=False), self)
+        """Open the stream of a call. Fail a call with metadata that would end the connection."""
+        connection = self._connection
+        if fits(call.head, connection.peer_list_bytes_max):
+            call.opened(connection.open(call.head, call, ended=False), self)
+        else:
+            text = f"the server takes at most {connection.peer_list_bytes_max} bytes of metadata"
+            call.finish(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)

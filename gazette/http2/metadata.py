@@ -60,6 +60,11 @@ _STATUS_OF_HTTP: Final = {
 }
 _CODES: Final = {b"%d" % code.value[0]: code for code in grpc.StatusCode}
 _HTTP_STATUS: Final = re.compile(rb"[1-9][0-9][0-9]")
+_DETAILS_BYTES: Final = 7_000
+"""Upper bound of the text of a status, as it is sent. Clients refuse trailers of more than 8 KiB, and may end
+the connection."""
+_CUT: Final = b" ... (cut)"
+"""The end of a text that was longer."""
 
 
 def is_grpc(content_type: bytes) -> bool:
@@ -133,6 +138,8 @@ def fields_of(metadata: Iterable[tuple[str, str | bytes]]) -> Fields:
     fields: Fields = []
     for key, value in metadata:
         name = key.encode("ascii")
+        if not is_field(name, b""):
+            raise ValueError(f"metadata {key!r} has a name that headers cannot have")
         if name.endswith(_BINARY):
             data = value.encode() if isinstance(value, str) else value
             fields.append((name, base64.b64encode(data).rstrip(b"=")))
@@ -191,14 +198,17 @@ def status_of(fields: Iterable[tuple[bytes, bytes]]) -> tuple[grpc.StatusCode, s
 
 
 def _quoted(text: str) -> bytes:
-    """Return text in which bytes that a header cannot have are percent-encoded."""
-    data = text.encode()
+    """Return text in which bytes that a header cannot have are percent-encoded. Cut long text."""
+    data = text.encode(errors="backslashreplace")
     if _PLAIN.fullmatch(data) and b"%" not in data:
-        return data
-    return b"".join(
-        bytes([code]) if 0x20 <= code <= 0x7E and code != 0x25 else b"%%%02X" % code
-        for code in data
-    )
+        return data if len(data) <= _DETAILS_BYTES else data[:_DETAILS_BYTES] + _CUT
+    quoted, length = [], 0
+    for index, code in enumerate(data):
+        quoted.append(bytes([code]) if 0x20 <= code <= 0x7E and code != 0x25 else b"%%%02X" % code)
+        length += len(quoted[-1])
+        if length > _DETAILS_BYTES:  # Cut before a character, and not within its bytes.
+            return _quoted(data[:index].decode(errors="ignore")) + _CUT
+    return b"".join(quoted)
 
 
 def _unquoted(value: bytes) -> str:

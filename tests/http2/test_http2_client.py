@@ -255,6 +255,18 @@ async def test_answers_that_nobody_reads_hold_up_no_other_call(served: Served) -
                     assert len(await call.read()) == 100_000
 
 
+async def test_metadata_that_is_too_large_ends_its_own_call_only(served: Served) -> None:
+    async with served.channel() as channel:
+        other = channel.stream_stream(f"{METHOD}Echo")()
+        await other.write(b"x")
+        assert await other.read() == b"x"
+        error = await failure(double(channel)(b"x", metadata=(("key", "x" * 100_000),)))
+        assert error.code() is CODE.RESOURCE_EXHAUSTED
+        assert "bytes of metadata" in (error.details() or "")
+        await other.write(b"y")
+        assert await other.read() == b"y"
+
+
 async def test_deadlines_end_calls_at_both_ends(served: Served) -> None:
     async with served.channel() as channel:
         error = await failure(channel.unary_unary(f"{METHOD}Hang")(b"", timeout=0.2))
