@@ -535,11 +535,17 @@ class ClientConnection(Http2Socket):
         if connection.draining:
             self._channel.drained(self)
             if not connection.streams:
-                self._loop.call_soon(self.close)
+                self._loop.call_soon(self._close_unused)
             return
         self._channel.room(self)
         if not connection.streams and self._channel.is_spare(self):
-            self._loop.call_soon(self.close)
+            self._loop.call_soon(self._close_unused)
+
+    def _close_unused(self) -> None:
+        """Close the connection, unless a call has begun on it meanwhile, or calls begin on it again."""
+        connection = self._connection
+        if not connection.streams and (connection.draining or self._channel.is_spare(self)):
+            self.close()
 
     def _check(self) -> None:
         """Give up the server if it is silent while calls wait for an answer."""

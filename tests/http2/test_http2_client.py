@@ -337,6 +337,30 @@ async def test_more_calls_than_a_connection_takes_use_others_and_then_wait() -> 
     assert max(most) == 16
 
 
+async def test_a_connection_that_is_not_needed_stays_if_a_call_begins_at_that_moment() -> None:
+    begun = 0
+
+    async def one_at_a_time(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal begun
+        writer.write(fr.settings({fr.MAX_CONCURRENT_STREAMS: 1}))
+        while data := await reader.read(1 << 16):
+            begun += data.count(b"/test.Service/Hang")
+            if b"/test.Service/Double" in data:  # The second call of the first connection.
+                answer = (
+                    fr.frame(fr.HEADERS, 4, 3, HEAD),
+                    fr.frame(fr.DATA, 0, 3, b"\0\0\0\0\1x"),
+                    fr.frame(fr.HEADERS, 5, 3, OK),
+                )
+                writer.write(b"".join(answer))
+
+    async with answering(one_at_a_time) as channel:
+        hang = channel.unary_unary(f"{METHOD}Hang")
+        first, _second = hang(b""), hang(b"")
+        await eventually(lambda: begun == 2)
+        first.cancel()
+        assert await double(channel)(b"") == b"x"
+
+
 async def test_calls_use_a_connection_that_is_left_when_another_one_is_lost() -> None:
     """Also if no further one can be made."""
     first, begun = asyncio.Event(), 0

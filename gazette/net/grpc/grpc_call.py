@@ -417,7 +417,7 @@ class GrpcCall(ServicerContext):
             return encode_fields(trailers(grpc.StatusCode.INTERNAL, text, ()))
 
     def _send_head(self, metadata: Metadata) -> None:
-        """Send the head of the answer. Raise ``ValueError`` or ``TypeError`` for metadata that is none."""
+        """Send the head of the answer. Raise ``ValueError`` or ``TypeError`` for unfit metadata."""
         block = HEAD_BLOCK
         if metadata:
             block = self._checked(block + encode_fields(fields_of(metadata)))
