@@ -43,6 +43,9 @@ SHARED_BYTES: Final = 1 << 25
 `FIRST_BYTES`."""
 _GRANT_BYTES_MIN: Final = CONNECTION_BYTES // 4
 """Least number of bytes by which the window of the connection is opened at a time."""
+_GRANT_S: Final = 5.0
+"""Seconds after which the window of the connection is opened by fewer bytes. On a slow link, a peer hears of
+this side only so: the answer to a PING comes behind all content that is on its way."""
 STREAMS_MAX: Final = 2_000
 """Greatest number of streams of a connection whose handlers run, unless a server has another limit."""
 BEGIN_WORK: Final = 4
@@ -298,6 +301,7 @@ class Http2Connection:
         self._streams_max = streams_max
         self._decoder = HeaderDecoder()
         self._credit = FloodCredit(monotonic)
+        self._monotonic = monotonic
         self._streams: dict[int, Http2Stream] = {}
         self._reset: dict[int, None] = {}  # Numbers of streams that this side has reset, in order.
         self._rest = b""
@@ -319,6 +323,7 @@ class Http2Connection:
         self._window = fr.WINDOW_DEFAULT
         """Bytes that the peer takes on all streams together."""
         self._granted = fr.WINDOW_DEFAULT  # Bytes that the peer may still send, on all streams.
+        self._granted_at = monotonic()
         self.first_window = fr.WINDOW_DEFAULT
         """Bytes that the peer takes on a new stream. A change applies to all streams."""
         self._taken_most = 0
@@ -635,7 +640,11 @@ class Http2Connection:
     def _grant(self) -> None:
         """Let the peer send more on the connection, once that is enough for an update of the window."""
         increment = CONNECTION_BYTES - self._granted
-        if increment >= _GRANT_BYTES_MIN:
+        if increment < fr.FRAME_BYTES_MIN:
+            return
+        now = self._monotonic()
+        if increment >= _GRANT_BYTES_MIN or now - self._granted_at >= _GRANT_S:
+            self._granted_at = now
             self._granted += increment
             self._write(fr.window_update(0, increment))
 

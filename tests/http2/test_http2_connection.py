@@ -379,6 +379,16 @@ def test_streams_that_nobody_reads_do_not_hold_up_the_others() -> None:
     assert [(one[2], int.from_bytes(one[3], "big")) for one in grown] == [(1, FIRST_BYTES)]
 
 
+def test_a_peer_on_a_slow_link_hears_of_this_side() -> None:
+    server = greeted()
+    server.connection.receive(headers(1))
+    for _ in range(10):
+        server.now += 2.0
+        server.connection.receive(fr.frame(fr.DATA, 0, 1, bytes(1 << 14)))
+    grown = [one for one in server.frames() if one[0] == fr.WINDOW_UPDATE and one[2] == 0]
+    assert [int.from_bytes(one[3], "big") for one in grown] == 3 * [3 << 14]
+
+
 def test_streams_whose_handlers_run_are_bounded_although_they_were_reset() -> None:
     server = greeted()
     server.connection.running = STREAMS_MAX - 1
