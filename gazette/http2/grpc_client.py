@@ -250,6 +250,11 @@ class Http2Channel:
             self._connect()
         return State.IDLE
 
+    def has_heard(self, seconds: float) -> bool:
+        """Return True if bytes have arrived within the last ``seconds``."""
+        since = asyncio.get_running_loop().time() - seconds
+        return any(connection.heard_at > since for connection in self._connections)
+
     async def wait_for_state_change(self, last_observed_state: grpc.ChannelConnectivity) -> None:
         """Return once the state differs from the given one."""
         while self.get_state() is last_observed_state:
