@@ -414,6 +414,8 @@ class Http2Channel:
         self._connections.pop(connection, None)
         self.drained(connection)
         self._changed.wake()
+        if self._waiting:  # Also if the lost connection was one of many that are full.
+            self._find_room()
 
     async def close(self, grace: float | None = None) -> None:
         """Take no more calls. Cancel calls that have not ended after ``grace`` seconds, then disconnect.

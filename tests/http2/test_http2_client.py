@@ -337,6 +337,23 @@ async def test_more_calls_than_a_connection_takes_use_others_and_then_wait() -> 
     assert max(most) == 16
 
 
+async def test_a_lost_connection_makes_room_for_a_call_that_waits() -> None:
+    writers: list[asyncio.StreamWriter] = []
+
+    async def one_at_a_time(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(fr.settings({fr.MAX_CONCURRENT_STREAMS: 1}))
+        with contextlib.suppress(OSError):
+            while data := await reader.read(1 << 16):
+                writers.extend([writer] * data.count(b"/test.Service/"))
+
+    async with answering(one_at_a_time) as channel:
+        calls = [double(channel)(b"") for _ in range(17)]
+        await eventually(lambda: len(writers) == 16)
+        writers[0].close()
+        assert (await failure(calls[0])).code() is CODE.UNAVAILABLE
+        await eventually(lambda: len(writers) == 17)
+
+
 async def test_a_connection_that_is_not_needed_stays_if_a_call_begins_at_that_moment() -> None:
     begun = 0
 
