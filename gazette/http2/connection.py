@@ -853,7 +853,7 @@ class Http2Connection:
                 stream.listener.on_fault(_reset_by_peer(stream.id, FaultCode.REFUSED_STREAM))
             if code != FaultCode.NO_ERROR:
                 reason = payload[8 : 8 + fr.GOAWAY_TEXT_BYTES].decode(errors="replace")
-                text = printable(reason, one_line=True)
+                text = printable(f"{_name_of(code)} {reason}".rstrip(), one_line=True)
                 raise ConnectionFault(  # Our own GOAWAY has no error: the peer has found the fault.
                     FaultCode.NO_ERROR, f"the peer gave the connection up: {text}"
                 )
@@ -912,11 +912,16 @@ class Http2Connection:
             self.on_change()
 
 
-def _reset_by_peer(number: int, code: int) -> GazetteError:
+def _name_of(code: int) -> str:
+    """Return the name of a code that the peer has sent; the number of an unknown code."""
     try:
-        name = FaultCode(code).name
+        return FaultCode(code).name
     except ValueError:
-        name = str(code)
+        return str(code)
+
+
+def _reset_by_peer(number: int, code: int) -> GazetteError:
+    name = _name_of(code)
     if code == FaultCode.REFUSED_STREAM:
         return Unavailable("the peer took no more calls", code=name, stream=number)
     return Broken("the peer has reset the stream", code=name, stream=number)

@@ -23,7 +23,7 @@ import grpc.aio
 
 from gazette.errors import GazetteError, Unavailable
 from gazette.http2.client_call import ClientCall, Method
-from gazette.http2.frames import ConnectionFault
+from gazette.http2.frames import ConnectionFault, FaultCode
 from gazette.http2.headers import encode_fields, fits
 from gazette.http2.messages import ENCODINGS
 from gazette.http2.metadata import CONTENT_TYPE, block_of, timeout_field
@@ -529,7 +529,9 @@ class ClientConnection(Http2Socket):
         self._channel.lost(self)
 
     def _on_fault(self, fault: ConnectionFault) -> None:
-        self.reason = str(fault) if self._connection.settled else _NOT_HTTP2
+        # The code is that of our GOAWAY. With NO_ERROR, the text names the code of the server.
+        reason = fault.message if fault.code is FaultCode.NO_ERROR else str(fault)
+        self.reason = reason if self._connection.settled else _NOT_HTTP2
         if _REFUSED_PINGS in self.reason:
             self._channel.ping_less()
         self._channel.drained(self)

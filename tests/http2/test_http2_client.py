@@ -136,6 +136,22 @@ async def failure(call: Any) -> grpc.aio.AioRpcError:
     return raised.value
 
 
+@pytest.mark.parametrize(
+    ("code", "text", "details"),
+    [
+        (fr.FaultCode.PROTOCOL_ERROR, "", "up: PROTOCOL_ERROR"),
+        (fr.FaultCode.ENHANCE_YOUR_CALM, "too much", "up: ENHANCE_YOUR_CALM too much"),
+    ],
+)
+async def test_the_reason_of_a_server_for_an_end_is_the_reason_of_its_calls(
+    code: fr.FaultCode, text: str, details: str
+) -> None:
+    async with answering(frames(fr.goaway(1, code, text))) as channel:
+        error = await failure(double(channel)(b""))
+        assert error.code() is CODE.UNAVAILABLE
+        assert (error.details() or "").endswith(details)
+
+
 async def test_a_server_that_refuses_pings_gets_fewer() -> None:
     refused = fr.goaway(1, fr.FaultCode.ENHANCE_YOUR_CALM, "too_many_pings")
     async with answering(frames(refused)) as channel:
