@@ -17,6 +17,14 @@ from gazette.http2.headers import Fields, encode_fields, is_field
 
 Metadata: TypeAlias = tuple[tuple[str, str | bytes], ...]
 
+
+class Metadatum(NamedTuple):
+    """A pair of metadata that has arrived, with the names that `grpc.aio` gives its parts."""
+
+    key: str
+    value: str | bytes
+
+
 EOF: Final[Any] = grpc.aio.EOF  # type: ignore[attr-defined]
 """The value that ``read`` returns after the last message."""
 CONTENT_TYPE: Final = b"application/grpc"
@@ -109,12 +117,12 @@ def metadata_of(fields: Fields) -> Metadata:
             raise ValueError("a header's name or value has a forbidden character")
         key = name.decode("ascii")
         if not name.endswith(_BINARY):
-            metadata.append((key, value.decode("latin-1")))
+            metadata.append(Metadatum(key, value.decode("latin-1")))
             continue
         for part in value.split(b","):
             try:
                 padded = part.strip() + b"=" * (-len(part.strip()) % 4)
-                metadata.append((key, base64.b64decode(padded, validate=True)))
+                metadata.append(Metadatum(key, base64.b64decode(padded, validate=True)))
             except binascii.Error:
                 continue
     return tuple(metadata)

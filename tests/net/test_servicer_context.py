@@ -45,6 +45,7 @@ class Asked:
         self.seen.append(context.time_remaining())
         self.seen.append((context.peer_identity_key(), context.peer_identities()))
         self.seen.append(dict(context.auth_context()))
+        self.seen.append([(each.key, each.value) for each in context.invocation_metadata()])
         context.set_compression(grpc.Compression.Gzip)
         context.disable_next_message_compression()
         return str(context.peer()).encode()
@@ -121,9 +122,12 @@ async def test_contexts_know_their_callers(tmp_path: Path) -> None:
     port = listener.getsockname()[1]
     async with served(listener) as asked, grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         assert (await call(channel, "Peer", b"")).startswith(b"ipv4:127.0.0.1:")
-        assert asked.seen == [None, (None, None), {}]
-        await call(channel, "Peer", b"", timeout=50.0)
-        assert 0 < asked.seen[3] < 60.0
+        time_left, identity, properties, _ = asked.seen
+        assert (time_left, identity, properties) == (None, (None, None), {})
+        given = (("key", "value"), ("key-bin", b"\x00"))
+        await call(channel, "Peer", b"", timeout=50.0, metadata=given)
+        assert 0 < asked.seen[4] < 60.0
+        assert set(given) <= set(asked.seen[7])
     path = tmp_path / "server.sock"
     async with served(bind_unix(str(path))), grpc.aio.insecure_channel(f"unix:{path}") as channel:
         assert await call(channel, "Peer", b"") == b"unix:"
@@ -142,7 +146,7 @@ async def test_contexts_know_the_certificates_of_their_callers(certificates: Pat
         grpc.aio.secure_channel(target, credentials) as channel,
     ):
         await call(channel, "Peer", b"")
-    _, identity, properties = asked.seen
+    _, identity, properties, _ = asked.seen
     assert identity == ("x509_subject_alternative_name", [b"127.0.0.1"])
     assert properties["x509_common_name"] == [b"client"]
     assert properties["transport_security_type"] == [b"ssl"]
