@@ -575,7 +575,7 @@ class Http2Connection:
         stream = self._stream_of(number, "DATA")
         try:
             if stream is None:
-                if number in self._reset:
+                if number in self._reset or self._accept is None:
                     return  # The peer sent the frame before it knew of the reset.
                 raise StreamFault(
                     number, FaultCode.STREAM_CLOSED, "DATA for a stream that has ended"

@@ -701,6 +701,21 @@ def test_a_server_that_drains_refuses_what_clients_begin_late() -> None:
 # A client of our own.
 
 
+def test_a_client_may_reset_many_streams_whose_content_is_on_its_way() -> None:
+    sent = bytearray()
+    client = Http2Connection(sent.extend, lambda: 0.0)
+    client.begin()
+    client.receive(fr.settings({}))
+    streams = [client.open(head_block(), Kept(None), ended=True) for _ in range(2_000)]
+    for stream in streams:
+        stream.reset(FaultCode.CANCEL)
+        stream.release()
+    sent.clear()
+    for stream in streams:
+        client.receive(20 * fr.frame(fr.DATA, 0, stream.id, b"x"))
+    assert not sent
+
+
 def test_a_client_and_a_server_of_ours() -> None:
     server = Server()
     sent = bytearray()

@@ -68,6 +68,8 @@ class Asked:
                 await context.abort(5, "by its number")
             case b"unknown":
                 await context.abort(99, "no status")
+            case b"cancelled":
+                raise asyncio.CancelledError
             case b"long":
                 raise ValueError("x" * 100_000)
             case b"trailing":
@@ -181,6 +183,7 @@ async def test_contexts_tell_the_end(request_bytes: bytes) -> None:
         (b"number", grpc.StatusCode.NOT_FOUND, "by its number"),
         (b"abort", grpc.StatusCode.NOT_FOUND, "by its number"),
         (b"unknown", grpc.StatusCode.UNKNOWN, "no status"),
+        (b"cancelled", grpc.StatusCode.UNAVAILABLE, "the handler was cancelled"),
         (b"long", grpc.StatusCode.UNKNOWN, "xxx"),
         (b"trailing", grpc.StatusCode.INTERNAL, "cannot be sent"),
         (b"much", grpc.StatusCode.INTERNAL, "cannot be sent"),

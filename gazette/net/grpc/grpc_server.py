@@ -508,7 +508,10 @@ class GrpcServer:
                 self._defect(call, error)
         except asyncio.CancelledError:
             if not call.is_over:
-                call.finish(grpc.StatusCode.UNAVAILABLE, "the server stops")
+                task = asyncio.current_task()
+                stops = task is not None and task.cancelling()
+                text = "the server stops" if stops else "the handler was cancelled"
+                call.finish(grpc.StatusCode.UNAVAILABLE, text)
                 raise
             call.finish(grpc.StatusCode.CANCELLED)
         except GazetteError as error:
