@@ -4,9 +4,10 @@ The caller passes received bytes to ``receive``; the function ``write`` gets byt
 go to its listener. No method waits: if a stream cannot send now, ``on_room`` of its listener is called later.
 
 Bounds: on a stream, the peer may send at most `STREAM_BYTES` beyond the bytes that the listener has consumed.
-On a connection, it may send at most `HELD_BYTES` beyond those that all listeners have consumed. `headers` and
-`flood_credit` bound header blocks, open streams and frames without content. ``receive`` does as much work as
-its caller permits, and leaves the rest for a later call: see `gazette.net.grpc.turns`.
+The more streams are open, the less it is: see `SHARED_BYTES`. The window of the connection opens as bytes
+arrive, so that a stream without a reader delays no other stream. `headers` and `flood_credit` bound header
+blocks, open streams and frames without content. ``receive`` does as much work as its caller permits, and
+leaves the rest for a later call: see `gazette.net.grpc.turns`.
 """
 
 from __future__ import annotations
@@ -37,12 +38,14 @@ FIRST_BYTES: Final = 1 << 19
 """Bytes that a peer may send on a stream before the listener has consumed any."""
 CONNECTION_BYTES: Final = 1 << 23
 """Greatest window of a connection, in bytes."""
-HELD_BYTES: Final = 1 << 25
-"""Upper bound of the bytes that all listeners hold, with those that the peer may still send."""
+SHARED_BYTES: Final = 1 << 25
+"""Bytes that a peer may send beyond the consumed ones, shared by the open streams. Each stream has at least
+`FIRST_BYTES`."""
 _GRANT_BYTES_MIN: Final = CONNECTION_BYTES // 4
 """Least number of bytes by which the window of the connection is opened at a time."""
-_GRANT_BELOW: Final = CONNECTION_BYTES - _GRANT_BYTES_MIN
-"""The window is not opened while the peer may send more bytes than this."""
+_GRANT_S: Final = 5.0
+"""Seconds after which the window of the connection is opened by fewer bytes. On a slow link, a peer hears of
+this side only so: the answer to a PING comes behind all content that is on its way."""
 STREAMS_MAX: Final = 2_000
 """Greatest number of streams of a connection whose handlers run, unless a server has another limit."""
 BEGIN_WORK: Final = 4
@@ -227,16 +230,14 @@ class Http2Stream:
     def consume(self, length: int) -> None:
         """Count ``length`` bytes that the listener has consumed. Let the peer send more, once that is enough
         for an update of the window."""
-        connection = self.connection
-        length = min(length, self._held)  # A released stream holds nothing.
-        connection._held -= length
-        self._held -= length
-        if connection._granted <= _GRANT_BELOW:
-            connection._grant()
+        self._held -= min(length, self._held)  # A released stream holds nothing.
         if self.remote_ended:
             return
-        increment = connection.ahead_bytes - self._held - self._granted
-        if increment >= connection.ahead_bytes // 4:
+        connection = self.connection
+        share = SHARED_BYTES // max(1, len(connection._streams))
+        ahead = min(connection.ahead_bytes, max(FIRST_BYTES, share))
+        increment = ahead - self._held - self._granted
+        if increment >= ahead // 4:
             self._granted += increment
             connection._write(fr.window_update(self.id, increment))
 
@@ -300,6 +301,7 @@ class Http2Connection:
         self._streams_max = streams_max
         self._decoder = HeaderDecoder()
         self._credit = FloodCredit(monotonic)
+        self._monotonic = monotonic
         self._streams: dict[int, Http2Stream] = {}
         self._reset: dict[int, None] = {}  # Numbers of streams that this side has reset, in order.
         self._rest = b""
@@ -321,7 +323,7 @@ class Http2Connection:
         self._window = fr.WINDOW_DEFAULT
         """Bytes that the peer takes on all streams together."""
         self._granted = fr.WINDOW_DEFAULT  # Bytes that the peer may still send, on all streams.
-        self._held = 0  # Bytes that all listeners hold together.
+        self._granted_at = monotonic()
         self.first_window = fr.WINDOW_DEFAULT
         """Bytes that the peer takes on a new stream. A change applies to all streams."""
         self._taken_most = 0
@@ -349,6 +351,8 @@ class Http2Connection:
         """Streams that were begun and not released."""
         self.peer_streams_max = 1 << 31
         """Greatest number of streams that a client may have open at a time."""
+        self.peer_list_bytes_max = 1 << 32
+        """Greatest size of a header list that the peer takes: see `headers.fits`."""
         self.settled = False
         """True once the peer's settings have arrived."""
         self.draining = False
@@ -567,10 +571,11 @@ class Http2Connection:
             raise ConnectionFault(
                 FaultCode.FLOW_CONTROL_ERROR, "the connection's window is exceeded"
             )
+        self._grant()
         stream = self._stream_of(number, "DATA")
         try:
             if stream is None:
-                if number in self._reset:
+                if number in self._reset or self._accept is None:
                     return  # The peer sent the frame before it knew of the reset.
                 raise StreamFault(
                     number, FaultCode.STREAM_CLOSED, "DATA for a stream that has ended"
@@ -595,7 +600,6 @@ class Http2Connection:
         if not content:
             return
         if stream is None or stream.remote_ended:  # A reset may have come between two parts.
-            self._grant()
             return
         ended = bool(self._data_flags & fr.END_STREAM) and not self._data_left
         try:
@@ -611,10 +615,8 @@ class Http2Connection:
         self._begin_data(len(payload), flags, number)
         stream = self._data_of
         if stream is None:
-            self._grant()
             return
         padding = len(payload) - len(content)
-        self._held += padding
         stream._held += padding
         self._deliver(stream, memoryview(content), ended=bool(flags & fr.END_STREAM))
         if padding:
@@ -628,20 +630,21 @@ class Http2Connection:
             if stream._expected < 0 or (ended and stream._expected):
                 text = "the content is not as long as its head says"
                 raise StreamFault(stream.id, FaultCode.PROTOCOL_ERROR, text)
-        self._held += length
         stream._held += length
         if ended:
             stream.remote_ended = True
         stream.listener.on_data(content, ended=ended)
-        if self._granted <= _GRANT_BELOW:
-            self._grant()
         if ended:
             self._end_remote(stream)
 
     def _grant(self) -> None:
-        """Let the peer send more on the connection, unless listeners hold too many bytes."""
-        increment = min(CONNECTION_BYTES, HELD_BYTES - self._held) - self._granted
-        if increment >= _GRANT_BYTES_MIN:
+        """Let the peer send more on the connection, once that is enough for an update of the window."""
+        increment = CONNECTION_BYTES - self._granted
+        if increment < fr.FRAME_BYTES_MIN:
+            return
+        now = self._monotonic()
+        if increment >= _GRANT_BYTES_MIN or now - self._granted_at >= _GRANT_S:
+            self._granted_at = now
             self._granted += increment
             self._write(fr.window_update(0, increment))
 
@@ -789,6 +792,7 @@ class Http2Connection:
         self._change_windows(values.get(fr.INITIAL_WINDOW_SIZE, self.first_window))
         self._frame_bytes = values.get(fr.MAX_FRAME_SIZE, self._frame_bytes)
         self.peer_streams_max = values.get(fr.MAX_CONCURRENT_STREAMS, self.peer_streams_max)
+        self.peer_list_bytes_max = values.get(fr.MAX_HEADER_LIST_SIZE, self.peer_list_bytes_max)
         self.settled = True
         self._write(fr.frame(fr.SETTINGS, fr.ACK, 0))
         self._give_room()
@@ -849,7 +853,7 @@ class Http2Connection:
                 stream.listener.on_fault(_reset_by_peer(stream.id, FaultCode.REFUSED_STREAM))
             if code != FaultCode.NO_ERROR:
                 reason = payload[8 : 8 + fr.GOAWAY_TEXT_BYTES].decode(errors="replace")
-                text = printable(reason, one_line=True)
+                text = printable(f"{_name_of(code)} {reason}".rstrip(), one_line=True)
                 raise ConnectionFault(  # Our own GOAWAY has no error: the peer has found the fault.
                     FaultCode.NO_ERROR, f"the peer gave the connection up: {text}"
                 )
@@ -908,11 +912,16 @@ class Http2Connection:
             self.on_change()
 
 
-def _reset_by_peer(number: int, code: int) -> GazetteError:
+def _name_of(code: int) -> str:
+    """Return the name of a code that the peer has sent; the number of an unknown code."""
     try:
-        name = FaultCode(code).name
+        return FaultCode(code).name
     except ValueError:
-        name = str(code)
+        return str(code)
+
+
+def _reset_by_peer(number: int, code: int) -> GazetteError:
+    name = _name_of(code)
     if code == FaultCode.REFUSED_STREAM:
         return Unavailable("the peer took no more calls", code=name, stream=number)
     return Broken("the peer has reset the stream", code=name, stream=number)

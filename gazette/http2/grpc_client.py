@@ -23,8 +23,8 @@ import grpc.aio
 
 from gazette.errors import GazetteError, Unavailable
 from gazette.http2.client_call import ClientCall, Method
-from gazette.http2.frames import ConnectionFault
-from gazette.http2.headers import encode_fields
+from gazette.http2.frames import ConnectionFault, FaultCode
+from gazette.http2.headers import encode_fields, fits
 from gazette.http2.messages import ENCODINGS
 from gazette.http2.metadata import CONTENT_TYPE, block_of, timeout_field
 from gazette.http2.resolve import HostResolver
@@ -250,6 +250,11 @@ class Http2Channel:
             self._connect()
         return State.IDLE
 
+    def has_heard(self, seconds: float) -> bool:
+        """Return True if bytes have arrived within the last ``seconds``."""
+        since = asyncio.get_running_loop().time() - seconds
+        return any(connection.heard_at > since for connection in self._connections)
+
     async def wait_for_state_change(self, last_observed_state: grpc.ChannelConnectivity) -> None:
         """Return once the state differs from the given one."""
         while self.get_state() is last_observed_state:
@@ -409,6 +414,8 @@ class Http2Channel:
         self._connections.pop(connection, None)
         self.drained(connection)
         self._changed.wake()
+        if self._waiting:  # Also if the lost connection was one of many that are full.
+            self._find_room()
 
     async def close(self, grace: float | None = None) -> None:
         """Take no more calls. Cancel calls that have not ended after ``grace`` seconds, then disconnect.
@@ -498,8 +505,13 @@ class ClientConnection(Http2Socket):
             await self._settled.wait()
 
     def open(self, call: ClientCall) -> None:
-        """Open the stream of a call."""
-        call.opened(self._connection.open(call.head, call, ended=False), self)
+        """Open the stream of a call. Fail a call with metadata that would end the connection."""
+        connection = self._connection
+        if fits(call.head, connection.peer_list_bytes_max):
+            call.opened(connection.open(call.head, call, ended=False), self)
+        else:
+            text = f"the server takes at most {connection.peer_list_bytes_max} bytes of metadata"
+            call.finish(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -517,7 +529,9 @@ class ClientConnection(Http2Socket):
         self._channel.lost(self)
 
     def _on_fault(self, fault: ConnectionFault) -> None:
-        self.reason = str(fault) if self._connection.settled else _NOT_HTTP2
+        # The code is that of our GOAWAY. With NO_ERROR, the text names the code of the server.
+        reason = fault.message if fault.code is FaultCode.NO_ERROR else str(fault)
+        self.reason = reason if self._connection.settled else _NOT_HTTP2
         if _REFUSED_PINGS in self.reason:
             self._channel.ping_less()
         self._channel.drained(self)
@@ -530,11 +544,17 @@ class ClientConnection(Http2Socket):
         if connection.draining:
             self._channel.drained(self)
             if not connection.streams:
-                self._loop.call_soon(self.close)
+                self._loop.call_soon(self._close_unused)
             return
         self._channel.room(self)
         if not connection.streams and self._channel.is_spare(self):
-            self._loop.call_soon(self.close)
+            self._loop.call_soon(self._close_unused)
+
+    def _close_unused(self) -> None:
+        """Close the connection, unless a call has begun on it meanwhile, or calls begin on it again."""
+        connection = self._connection
+        if not connection.streams and (connection.draining or self._channel.is_spare(self)):
+            self.close()
 
     def _check(self) -> None:
         """Give up the server if it is silent while calls wait for an answer."""

@@ -23,6 +23,10 @@ LIST_BYTES_MAX: Final = 1 << 16
 BLOCK_BYTES_MAX: Final = LIST_BYTES_MAX
 """Greatest compressed size of one header list, over all its frames."""
 BLOCK_FRAMES_MAX: Final = 16
+_FIELD_BYTES: Final = 32
+"""Bytes that a field counts beyond its name and its value (RFC 9113, 6.5.2)."""
+_GROWTH_MAX: Final = 11
+"""A header list is at most this many times as large as a block of ours."""
 
 _REFERENCE: Final = 0x80
 """Least first byte of a reference to one of the first 126 entries of the table (RFC 7541, 6.1)."""
@@ -109,6 +113,14 @@ def encode_fields(fields: Iterable[tuple[bytes, bytes]]) -> bytes:
         _write_text(block, name)
         _write_text(block, value)
     return bytes(block)
+
+
+def fits(block: bytes, list_bytes_max: int) -> bool:
+    """Return True if the header list in a block of ours has at most ``list_bytes_max`` bytes."""
+    if len(block) * _GROWTH_MAX <= list_bytes_max:
+        return True
+    fields = hpack.Decoder(max_header_list_size=len(block) * _GROWTH_MAX).decode(block, raw=True)
+    return sum(len(name) + len(value) + _FIELD_BYTES for name, value in fields) <= list_bytes_max
 
 
 def _write_text(out: bytearray, text: bytes) -> None:

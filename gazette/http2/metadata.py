@@ -17,6 +17,14 @@ from gazette.http2.headers import Fields, encode_fields, is_field
 
 Metadata: TypeAlias = tuple[tuple[str, str | bytes], ...]
 
+
+class Metadatum(NamedTuple):
+    """A pair of metadata that has arrived, with the names that `grpc.aio` gives its parts."""
+
+    key: str
+    value: str | bytes
+
+
 EOF: Final[Any] = grpc.aio.EOF  # type: ignore[attr-defined]
 """The value that ``read`` returns after the last message."""
 CONTENT_TYPE: Final = b"application/grpc"
@@ -60,6 +68,11 @@ _STATUS_OF_HTTP: Final = {
 }
 _CODES: Final = {b"%d" % code.value[0]: code for code in grpc.StatusCode}
 _HTTP_STATUS: Final = re.compile(rb"[1-9][0-9][0-9]")
+_DETAILS_BYTES: Final = 7_000
+"""Upper bound of the text of a status, as it is sent. Clients refuse trailers of more than 8 KiB, and may end
+the connection."""
+_CUT: Final = b" ... (cut)"
+"""The end of a text that was longer."""
 
 
 def is_grpc(content_type: bytes) -> bool:
@@ -104,12 +117,12 @@ def metadata_of(fields: Fields) -> Metadata:
             raise ValueError("a header's name or value has a forbidden character")
         key = name.decode("ascii")
         if not name.endswith(_BINARY):
-            metadata.append((key, value.decode("latin-1")))
+            metadata.append(Metadatum(key, value.decode("latin-1")))
             continue
         for part in value.split(b","):
             try:
                 padded = part.strip() + b"=" * (-len(part.strip()) % 4)
-                metadata.append((key, base64.b64decode(padded, validate=True)))
+                metadata.append(Metadatum(key, base64.b64decode(padded, validate=True)))
             except binascii.Error:
                 continue
     return tuple(metadata)
@@ -133,6 +146,8 @@ def fields_of(metadata: Iterable[tuple[str, str | bytes]]) -> Fields:
     fields: Fields = []
     for key, value in metadata:
         name = key.encode("ascii")
+        if not is_field(name, b""):
+            raise ValueError(f"metadata {key!r} has a name that headers cannot have")
         if name.endswith(_BINARY):
             data = value.encode() if isinstance(value, str) else value
             fields.append((name, base64.b64encode(data).rstrip(b"=")))
@@ -191,14 +206,17 @@ def status_of(fields: Iterable[tuple[bytes, bytes]]) -> tuple[grpc.StatusCode, s
 
 
 def _quoted(text: str) -> bytes:
-    """Return text in which bytes that a header cannot have are percent-encoded."""
-    data = text.encode()
+    """Return text in which bytes that a header cannot have are percent-encoded. Cut long text."""
+    data = text.encode(errors="backslashreplace")
     if _PLAIN.fullmatch(data) and b"%" not in data:
-        return data
-    return b"".join(
-        bytes([code]) if 0x20 <= code <= 0x7E and code != 0x25 else b"%%%02X" % code
-        for code in data
-    )
+        return data if len(data) <= _DETAILS_BYTES else data[:_DETAILS_BYTES] + _CUT
+    quoted, length = [], 0
+    for index, code in enumerate(data):
+        quoted.append(bytes([code]) if 0x20 <= code <= 0x7E and code != 0x25 else b"%%%02X" % code)
+        length += len(quoted[-1])
+        if length > _DETAILS_BYTES:  # Cut before a character, and not within its bytes.
+            return _quoted(data[:index].decode(errors="ignore")) + _CUT
+    return b"".join(quoted)
 
 
 def _unquoted(value: bytes) -> str:

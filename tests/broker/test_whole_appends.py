@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import hashlib
 import random
 from collections.abc import AsyncIterator
@@ -13,6 +14,7 @@ import grpc
 import pytest
 
 from gazette.auth import Capability, Claims, KeyedAuth
+from gazette.broker.api.whole_append import WholeAppend
 from gazette.client.append.appender import AppendParams
 from gazette.cluster.etcd.client import Etcd
 from gazette.http2 import frames as fr
@@ -376,6 +378,37 @@ async def test_the_lease_is_looked_at_again_right_before_the_answer(
     assert code is grpc.StatusCode.UNKNOWN
     assert details.startswith("answer: the broker's lease may have ended")
     monkeypatch.undo()
+    wire.writer.close()
+    await broker.stop()
+
+
+async def test_nothing_is_kept_of_an_append_whose_caller_leaves(etcd: Etcd, tmp_path: Path) -> None:
+    """Its content was kept until its token expired: some tokens are valid for a year."""
+
+    def kept() -> int:
+        gc.collect()
+        return sum(isinstance(each, WholeAppend) for each in gc.get_objects())
+
+    auth = KeyedAuth(SystemClock(), (b"k" * 32,))
+    broker = await BrokerFixture.start(etcd, tmp_path, auth=auth)
+    await broker.create(journal_spec(JOURNAL))
+    replica = replica_of(broker.service.context.resolver, JOURNAL)
+    pipeline = await replica.pipeline.take()
+    wire = await Wire.connect(broker)
+    opening = broker_pb2.AppendRequest(journal=JOURNAL)
+    token = auth.sign(Claims.of_journal(Capability.APPEND, JOURNAL), 3600)
+    streams = wire.send(*[(opening, b"x")] * 3, token=token)
+    while replica.line.waiting < 3:
+        await SystemClock().sleep(0)
+    assert kept() == 3
+    for stream in streams:
+        wire.writer.write(fr.rst_stream(stream, fr.FaultCode.CANCEL))
+    while replica.line.waiting:
+        await SystemClock().sleep(0)
+    replica.pipeline.give(pipeline)
+    (stream,) = wire.send((opening, b"y"), token=token)
+    assert (await wire.answer(stream)).commit.end == 1
+    assert kept() == 0
     wire.writer.close()
     await broker.stop()
 

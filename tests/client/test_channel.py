@@ -17,12 +17,15 @@ from gazette.client.read.reader import ReadParams
 from gazette.client.rpc.channel import Channels, ChannelSettings, TlsSettings
 from gazette.client.rpc.counted_channel import Health
 from gazette.errors import Closed, Invalid, Unavailable
+from gazette.http2 import frames as fr
 from gazette.http2.grpc_client import Http2Transport
+from gazette.http2.metadata import HEAD_BLOCK
 from gazette.protocol.ids import ProcessId
 from gazette.protocol.pb import broker_pb2, broker_pb2_grpc
 from gazette.protocol.route import Route
 from gazette.testing.clock import ManualClock
 from tests.facts import logged
+from tests.raw_server import raw_server
 from tests.support.instant_clock import eventually
 from tests.support.stub_broker import Send, StubBroker
 from tests.support.tcp_proxy import TcpProxy
@@ -285,6 +288,30 @@ async def test_a_peer_that_answers_is_not_given_up(connect: Connect) -> None:
         channels = connect(settings=ChannelSettings(silence_s=0.02))
         call = channels.journal(endpoint).Read(broker_pb2.ReadRequest(journal="a/journal"))
         await eventually(lambda: asked.methods.count("/grpc.health.v1.Health/Check") == 3)
+        assert not call.done()
+        call.cancel()
+        await channels.close()
+
+
+async def test_a_peer_that_sends_is_not_given_up() -> None:
+    """Its answer to the question comes behind all content that is on its way, over a slow link."""
+    asked = bytearray()
+
+    async def slow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(fr.settings({}))
+        while b"/protocol.Journal/Read" not in asked:
+            asked.extend(await reader.read(1 << 16))
+        writer.write(fr.frame(fr.HEADERS, fr.END_HEADERS, 1, HEAD_BLOCK))
+        while data := await reader.read(1 << 16):
+            asked.extend(data)
+            writer.write(fr.ping(bytes(8)))  # Its answer is read next.
+
+    async with raw_server(slow) as server:
+        channels = Channels(settings=ASK_OFTEN)
+        call = channels.journal(f"http://{server.target}").Read(
+            broker_pb2.ReadRequest(journal="a/journal")
+        )
+        await eventually(lambda: asked.count(b"/grpc.health.v1.Health/Check") == 3)
         assert not call.done()
         call.cancel()
         await channels.close()

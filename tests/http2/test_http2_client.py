@@ -18,7 +18,7 @@ from gazette.client.rpc.channel import TlsSettings
 from gazette.client.rpc.errors import END_OF_STREAM
 from gazette.errors import Invalid
 from gazette.http2 import frames as fr
-from gazette.http2.connection import FIRST_BYTES, HELD_BYTES
+from gazette.http2.connection import FIRST_BYTES, SHARED_BYTES
 from gazette.http2.grpc_client import Http2Channel, Http2Transport
 from gazette.http2.headers import encode_fields
 from gazette.http2.metadata import timeout_field, timeout_of
@@ -27,6 +27,7 @@ from gazette.net.grpc.grpc_server import GrpcServer
 from gazette.net.http_server import bind_tcp
 from gazette.runtime.clock import SystemClock
 from gazette.runtime.tasks import TaskScope
+from gazette.runtime.timeouts import timeout
 from gazette.runtime.tls import tls_context
 from tests.conftest import make_certificate
 from tests.net.test_http2_server import LARGEST, METHOD, Handlers, frame_of
@@ -135,6 +136,22 @@ async def failure(call: Any) -> grpc.aio.AioRpcError:
     return raised.value
 
 
+@pytest.mark.parametrize(
+    ("code", "text", "details"),
+    [
+        (fr.FaultCode.PROTOCOL_ERROR, "", "up: PROTOCOL_ERROR"),
+        (fr.FaultCode.ENHANCE_YOUR_CALM, "too much", "up: ENHANCE_YOUR_CALM too much"),
+    ],
+)
+async def test_the_reason_of_a_server_for_an_end_is_the_reason_of_its_calls(
+    code: fr.FaultCode, text: str, details: str
+) -> None:
+    async with answering(frames(fr.goaway(1, code, text))) as channel:
+        error = await failure(double(channel)(b""))
+        assert error.code() is CODE.UNAVAILABLE
+        assert (error.details() or "").endswith(details)
+
+
 async def test_a_server_that_refuses_pings_gets_fewer() -> None:
     refused = fr.goaway(1, fr.FaultCode.ENHANCE_YOUR_CALM, "too_many_pings")
     async with answering(frames(refused)) as channel:
@@ -228,16 +245,42 @@ async def test_what_is_not_read_takes_no_room_from_other_calls(served: Served) -
         assert await call == b"enough"
 
     async with served.channel() as channel:
-        for _ in range(2 * HELD_BYTES // FIRST_BYTES):
+        for _ in range(2 * SHARED_BYTES // FIRST_BYTES):
             call = channel.unary_stream(f"{METHOD}Count")(b"1000")
             assert len(await call.read()) == 100_000
             call.cancel()
         assert len(await double(channel)(bytes(LARGE))) == 2 * LARGE
         for _ in range(4):
             async with TaskScope("leave") as scope:
-                for number in range(HELD_BYTES // FIRST_BYTES // 2):
+                for number in range(SHARED_BYTES // FIRST_BYTES // 2):
                     scope.spawn(leave(channel), name=str(number))
         assert len(await double(channel)(bytes(LARGE))) == 2 * LARGE
+
+
+async def test_answers_that_nobody_reads_hold_up_no_other_call(served: Served) -> None:
+    async with served.channel() as channel:
+        count = channel.unary_stream(f"{METHOD}Count")
+        calls = [count(b"6") for _ in range(SHARED_BYTES // FIRST_BYTES + 10)]
+        for call in calls:
+            assert len(await call.read()) == 100_000
+        for _ in range(20):
+            assert await double(channel)(b"x", timeout=10.0) == b"xx"
+        for _ in range(5):  # Also those that are read in turn.
+            for call in calls:
+                async with timeout(10.0):
+                    assert len(await call.read()) == 100_000
+
+
+async def test_metadata_that_is_too_large_ends_its_own_call_only(served: Served) -> None:
+    async with served.channel() as channel:
+        other = channel.stream_stream(f"{METHOD}Echo")()
+        await other.write(b"x")
+        assert await other.read() == b"x"
+        error = await failure(double(channel)(b"x", metadata=(("key", "x" * 100_000),)))
+        assert error.code() is CODE.RESOURCE_EXHAUSTED
+        assert "bytes of metadata" in (error.details() or "")
+        await other.write(b"y")
+        assert await other.read() == b"y"
 
 
 async def test_deadlines_end_calls_at_both_ends(served: Served) -> None:
@@ -328,6 +371,47 @@ async def test_more_calls_than_a_connection_takes_use_others_and_then_wait() -> 
         await eventually(lambda: connections == 1)
     assert begun == 40
     assert max(most) == 16
+
+
+async def test_a_lost_connection_makes_room_for_a_call_that_waits() -> None:
+    writers: list[asyncio.StreamWriter] = []
+
+    async def one_at_a_time(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(fr.settings({fr.MAX_CONCURRENT_STREAMS: 1}))
+        with contextlib.suppress(OSError):
+            while data := await reader.read(1 << 16):
+                writers.extend([writer] * data.count(b"/test.Service/"))
+
+    async with answering(one_at_a_time) as channel:
+        calls = [double(channel)(b"") for _ in range(17)]
+        await eventually(lambda: len(writers) == 16)
+        writers[0].close()
+        assert (await failure(calls[0])).code() is CODE.UNAVAILABLE
+        await eventually(lambda: len(writers) == 17)
+
+
+async def test_a_connection_that_is_not_needed_stays_if_a_call_begins_at_that_moment() -> None:
+    begun = 0
+
+    async def one_at_a_time(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal begun
+        writer.write(fr.settings({fr.MAX_CONCURRENT_STREAMS: 1}))
+        while data := await reader.read(1 << 16):
+            begun += data.count(b"/test.Service/Hang")
+            if b"/test.Service/Double" in data:  # The second call of the first connection.
+                answer = (
+                    fr.frame(fr.HEADERS, 4, 3, HEAD),
+                    fr.frame(fr.DATA, 0, 3, b"\0\0\0\0\1x"),
+                    fr.frame(fr.HEADERS, 5, 3, OK),
+                )
+                writer.write(b"".join(answer))
+
+    async with answering(one_at_a_time) as channel:
+        hang = channel.unary_unary(f"{METHOD}Hang")
+        first, _second = hang(b""), hang(b"")
+        await eventually(lambda: begun == 2)
+        first.cancel()
+        assert await double(channel)(b"") == b"x"
 
 
 async def test_calls_use_a_connection_that_is_left_when_another_one_is_lost() -> None:

@@ -178,8 +178,9 @@ def test_metadata_goes_and_comes_back() -> None:
     )
     # Case: several binary values in one field, and one that is no base64.
     assert metadata_of([(b"a-bin", b"AA==,AQ,!")]) == (("a-bin", b"\x00"), ("a-bin", b"\x01"))
-    with pytest.raises(ValueError):
-        fields_of((("key", "line\n"),))
+    for key, value in (("key", "line\n"), ("Key", "value"), ("a key", "value"), (":path", "/")):
+        with pytest.raises(ValueError):
+            fields_of(((key, value),))
 
 
 def test_the_time_of_a_call() -> None:
@@ -196,6 +197,25 @@ def test_statuses_go_and_come_back(details: str) -> None:
     fields = trailers(grpc.StatusCode.ABORTED, details, (("k", "v"),))
     assert status_of(fields) == (grpc.StatusCode.ABORTED, details)
     assert metadata_of(fields)[-1] == ("k", "v")
+
+
+@pytest.mark.parametrize("letter", ["x", "%", "\n", "ü", "🙂"])
+def test_long_texts_of_statuses_are_cut(letter: str) -> None:
+    """Clients refuse long trailers, and end the connection."""
+    fields = trailers(grpc.StatusCode.ABORTED, letter * 100_000, ())
+    assert len(encode_fields(fields)) < 8192
+    code, details = status_of(fields)
+    assert code is grpc.StatusCode.ABORTED
+    text = details.removesuffix(" ... (cut)")
+    assert text != details
+    assert text == letter * len(text)
+    assert len(text) > 500
+
+
+def test_a_text_that_is_not_unicode_is_sent() -> None:
+    """Such is the name of a file that is not UTF-8."""
+    fields = trailers(grpc.StatusCode.ABORTED, "no file \udcff", ())
+    assert status_of(fields) == (grpc.StatusCode.ABORTED, "no file \\udcff")
 
 
 def test_answers_of_servers_that_do_not_speak_grpc() -> None:

@@ -13,6 +13,7 @@ import grpc
 import grpc.aio
 import pytest
 
+from gazette.http2.grpc_client import Http2Channel
 from gazette.net.grpc.grpc_server import GrpcServer
 from gazette.net.http_server import ReloadedTls, TlsFiles, bind_tcp, bind_unix
 from gazette.runtime.clock import SystemClock
@@ -38,11 +39,13 @@ class Asked:
     def __init__(self) -> None:
         self.seen: list[Any] = []
         self.entered = asyncio.Event()
+        self.contexts: list[Any] = []
 
     async def peer(self, request: bytes, context: Any) -> bytes:
         self.seen.append(context.time_remaining())
         self.seen.append((context.peer_identity_key(), context.peer_identities()))
         self.seen.append(dict(context.auth_context()))
+        self.seen.append([(each.key, each.value) for each in context.invocation_metadata()])
         context.set_compression(grpc.Compression.Gzip)
         context.disable_next_message_compression()
         return str(context.peer()).encode()
@@ -56,8 +59,30 @@ class Asked:
             await context.abort_with_status(Status())
         return request
 
+    async def fail(self, request: bytes, context: Any) -> bytes:
+        match request:
+            case b"number":
+                context.set_code(5)
+                context.set_details("by its number")
+            case b"abort":
+                await context.abort(5, "by its number")
+            case b"unknown":
+                await context.abort(99, "no status")
+            case b"cancelled":
+                raise asyncio.CancelledError
+            case b"long":
+                raise ValueError("x" * 100_000)
+            case b"trailing":
+                context.set_trailing_metadata((("key", 5),))
+            case b"much":
+                context.set_trailing_metadata((("key", "x" * 100_000),))
+            case b"head":
+                await context.send_initial_metadata((("Key", "value"),))
+        return request
+
     async def hang(self, requests: Any, context: Any) -> AsyncIterator[bytes]:
         context.add_done_callback(self.ended)
+        self.contexts.append(context)
         self.entered.set()
         async for one in requests:
             yield one
@@ -70,6 +95,7 @@ class Asked:
         return {
             "Peer": grpc.unary_unary_rpc_method_handler(self.peer),
             "End": grpc.unary_unary_rpc_method_handler(self.end),
+            "Fail": grpc.unary_unary_rpc_method_handler(self.fail),
             "Hang": grpc.stream_stream_rpc_method_handler(self.hang),
         }
 
@@ -98,9 +124,12 @@ async def test_contexts_know_their_callers(tmp_path: Path) -> None:
     port = listener.getsockname()[1]
     async with served(listener) as asked, grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         assert (await call(channel, "Peer", b"")).startswith(b"ipv4:127.0.0.1:")
-        assert asked.seen == [None, (None, None), {}]
-        await call(channel, "Peer", b"", timeout=50.0)
-        assert 0 < asked.seen[3] < 60.0
+        time_left, identity, properties, _ = asked.seen
+        assert (time_left, identity, properties) == (None, (None, None), {})
+        given = (("key", "value"), ("key-bin", b"\x00"))
+        await call(channel, "Peer", b"", timeout=50.0, metadata=given)
+        assert 0 < asked.seen[4] < 60.0
+        assert set(given) <= set(asked.seen[7])
     path = tmp_path / "server.sock"
     async with served(bind_unix(str(path))), grpc.aio.insecure_channel(f"unix:{path}") as channel:
         assert await call(channel, "Peer", b"") == b"unix:"
@@ -119,7 +148,7 @@ async def test_contexts_know_the_certificates_of_their_callers(certificates: Pat
         grpc.aio.secure_channel(target, credentials) as channel,
     ):
         await call(channel, "Peer", b"")
-    _, identity, properties = asked.seen
+    _, identity, properties, _ = asked.seen
     assert identity == ("x509_subject_alternative_name", [b"127.0.0.1"])
     assert properties["x509_common_name"] == [b"client"]
     assert properties["transport_security_type"] == [b"ssl"]
@@ -145,3 +174,63 @@ async def test_contexts_tell_the_end(request_bytes: bytes) -> None:
         hanging.cancel()
         await eventually(lambda: len(asked.seen) == 4)
         assert asked.seen[2:] == [(True, True), "at once"]
+
+
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize(
+    ("request_bytes", "code", "details"),
+    [
+        (b"number", grpc.StatusCode.NOT_FOUND, "by its number"),
+        (b"abort", grpc.StatusCode.NOT_FOUND, "by its number"),
+        (b"unknown", grpc.StatusCode.UNKNOWN, "no status"),
+        (b"cancelled", grpc.StatusCode.UNAVAILABLE, "the handler was cancelled"),
+        (b"long", grpc.StatusCode.UNKNOWN, "xxx"),
+        (b"trailing", grpc.StatusCode.INTERNAL, "cannot be sent"),
+        (b"much", grpc.StatusCode.INTERNAL, "cannot be sent"),
+        (b"head", grpc.StatusCode.UNKNOWN, "'Key'"),
+    ],
+)
+async def test_whatever_a_handler_sets_its_caller_gets_a_status(
+    request_bytes: bytes, code: grpc.StatusCode, details: str, own: bool
+) -> None:
+    """And no other call of the connection ends."""
+    listener = bind_tcp("127.0.0.1", 0)
+    target = f"127.0.0.1:{listener.getsockname()[1]}"
+    channel: Any = Http2Channel(target, None) if own else plain_channel(target)
+    async with served(listener) as asked, channel:
+        hanging = channel.stream_stream(f"/{SERVICE}/Hang")()
+        await hanging.write(b"x")
+        assert await hanging.read() == b"x"
+        with call_refused(code, details):
+            await call(channel, "Fail", request_bytes, timeout=10.0)
+        await hanging.write(b"y")
+        assert await hanging.read() == b"y"
+        assert not asked.seen
+        hanging.cancel()
+        await eventually(lambda: bool(asked.seen))
+
+
+async def test_a_callback_that_fails_ends_neither_connection_nor_server(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fail(context: Any) -> None:
+        raise ValueError("of the application")
+
+    listener = bind_tcp("127.0.0.1", 0)
+    target = f"127.0.0.1:{listener.getsockname()[1]}"
+    async with served(listener) as asked:
+        async with plain_channel(target) as channel:
+            calls = [channel.stream_stream(f"/{SERVICE}/Hang")() for _ in range(3)]
+            for hanging in calls:
+                await hanging.write(b"x")
+                assert await hanging.read() == b"x"
+            for context in asked.contexts[:2]:
+                context.add_done_callback(fail)
+            calls[0].cancel()
+            await eventually(lambda: len(asked.seen) == 2)
+            await calls[2].write(b"y")
+            assert await calls[2].read() == b"y"
+        await eventually(lambda: len(asked.seen) == 6)
+    assert [record.message for record in caplog.records] == [
+        "a callback at the end of a call has failed"
+    ] * 2

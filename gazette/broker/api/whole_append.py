@@ -235,9 +235,15 @@ class WholeAppend:
     def _give_up(self) -> None:
         """Leave the line, and cancel the wait for the pipeline. No effect if another append has taken this
         one along."""
+        self._stop_timer()
         if self._task is not None:
             self._task.cancel()
         self.line.leave(self.small)
+
+    def _stop_timer(self) -> None:
+        """Stop the timer, which keeps the append with its content."""
+        if self._timer is not None:
+            self._timer.cancel()
 
     def _lead(self) -> None:
         """Commit a group now if the pipeline is free and the journal ready. Otherwise start a task. Refuse
@@ -300,8 +306,7 @@ class WholeAppend:
         self._driver = driver
         outcome = await driver.run()
         if outcome.ending is Ending.PROXY:
-            if self._timer is not None:
-                self._timer.cancel()
+            self._stop_timer()
             self._call.hand_back()  # The handler of the call passes the append on to the primary.
             return
         if driver.resolution is not None:
@@ -334,8 +339,7 @@ class WholeAppend:
         self._answer(ended, _IN_GROUP)
 
     def _answer(self, ended: Outcome, flow: AppendFlow | None) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        self._stop_timer()
         ended = under_lease(self._context, ended)
         _STARTED.count += 1
         if ended.ending is Ending.FAILED:

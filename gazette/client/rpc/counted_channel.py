@@ -176,9 +176,10 @@ class CountedChannel:
             self._on_refused_pings()
 
     async def answers(self, timeout_s: float) -> bool:
-        """Probe the peer. Return False if it is connected and gives no answer for ``timeout_s`` seconds.
+        """Probe the peer. Return False if it is connected and sends nothing for ``timeout_s`` seconds.
 
-        Every gRPC server answers a call, even of a method that it does not know.
+        Every gRPC server answers a call, even of a method that it does not know. On a slow link, the answer
+        comes behind all content that is on its way.
         """
         if self._grpc.get_state() is not grpc.ChannelConnectivity.READY:
             return True
@@ -186,7 +187,8 @@ class CountedChannel:
             await self._grpc.unary_unary(_PROBE, bytes, bytes)(b"", timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-                return self._grpc.get_state() is not grpc.ChannelConnectivity.READY
+                is_heard = isinstance(self._grpc, Http2Channel) and self._grpc.has_heard(timeout_s)
+                return is_heard or self._grpc.get_state() is not grpc.ChannelConnectivity.READY
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is None or task.cancelling():

@@ -16,7 +16,7 @@ import grpc.aio
 from gazette.errors import Broken, Closed, GazetteError, TooLarge, Unavailable
 from gazette.http2.connection import BytesLike, Http2Connection, Http2Stream
 from gazette.http2.frames import FaultCode
-from gazette.http2.headers import Fields, RequestHead, encode_fields
+from gazette.http2.headers import Fields, RequestHead, encode_fields, fits
 from gazette.http2.messages import MessageQueue, prefixed
 from gazette.http2.metadata import (
     EOF,
@@ -325,9 +325,9 @@ class GrpcCall(ServicerContext):
         """Set the metadata that is sent at the end, with the status."""
         self._trailing = tuple(metadata)
 
-    def set_code(self, code: grpc.StatusCode) -> None:
+    def set_code(self, code: grpc.StatusCode | int) -> None:
         """Set the status of a call that does not raise."""
-        self._code = code
+        self._code = _status_of(code)
 
     def set_details(self, details: str) -> None:
         """Set the text of the status."""
@@ -347,10 +347,11 @@ class GrpcCall(ServicerContext):
         return fault is not None and not isinstance(fault, _Ended) and self.is_over
 
     async def abort(
-        self, code: grpc.StatusCode, details: str = "", trailing_metadata: Any = ()
+        self, code: grpc.StatusCode | int, details: str = "", trailing_metadata: Any = ()
     ) -> NoReturn:
         """End the call with a status. Raise ``AbortError``, which must leave the handler."""
-        self._code, self._details = code, details
+        self.set_code(code)
+        self._details = details
         if trailing_metadata:
             self._trailing = tuple(trailing_metadata)
         raise grpc.aio.AbortError(details)
@@ -410,17 +411,33 @@ class GrpcCall(ServicerContext):
 
     def _trailers(self, code: grpc.StatusCode, details: str) -> bytes:
         try:
-            return encode_fields(trailers(code, details, self._trailing))
-        except ValueError as error:  # The caller still needs an answer.
-            text = f"the handler set metadata that cannot be sent: {error}"
+            return self._checked(encode_fields(trailers(code, details, self._trailing)))
+        except Exception as error:  # noqa: BLE001 - the caller still needs an answer
+            text = f"the handler set a status or metadata that cannot be sent: {error}"
             return encode_fields(trailers(grpc.StatusCode.INTERNAL, text, ()))
 
     def _send_head(self, metadata: Metadata) -> None:
-        self._head_sent = True
+        """Send the head of the answer. Raise ``ValueError`` or ``TypeError`` for unfit metadata."""
         block = HEAD_BLOCK
         if metadata:
-            block += encode_fields(fields_of(metadata))
+            block = self._checked(block + encode_fields(fields_of(metadata)))
+        self._head_sent = True
         self._stream.send_fields(block, ended=False)
+
+    def _checked(self, block: bytes) -> bytes:
+        """Return a header block. Raise ``ValueError`` if it is larger than the caller takes."""
+        most = self._stream.connection.peer_list_bytes_max
+        if not fits(block, most):
+            raise ValueError(f"the caller takes at most {most} bytes of metadata")
+        return block
+
+
+def _status_of(code: grpc.StatusCode | int) -> grpc.StatusCode:
+    """Return a status, which handlers may also give by its number."""
+    if isinstance(code, grpc.StatusCode):
+        return code
+    known = (status for status in grpc.StatusCode if status.value[0] == code)
+    return next(known, grpc.StatusCode.UNKNOWN)
 
 
 def status_of_fault(error: GazetteError) -> grpc.StatusCode:

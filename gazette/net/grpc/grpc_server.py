@@ -20,6 +20,7 @@ import msgspec
 
 from gazette.errors import GazetteError, NotAllowed, Unavailable
 from gazette.http2.connection import STREAMS_MAX, BytesLike, Http2Stream, StreamListener
+from gazette.http2.frames import FaultCode
 from gazette.http2.headers import Fields, RequestHead, encode_fields
 from gazette.http2.messages import ENCODINGS, MessageQueue
 from gazette.http2.metadata import EOF, Metadata, is_grpc, timeout_of
@@ -507,7 +508,10 @@ class GrpcServer:
                 self._defect(call, error)
         except asyncio.CancelledError:
             if not call.is_over:
-                call.finish(grpc.StatusCode.UNAVAILABLE, "the server stops")
+                task = asyncio.current_task()
+                stops = task is not None and task.cancelling()
+                text = "the server stops" if stops else "the handler was cancelled"
+                call.finish(grpc.StatusCode.UNAVAILABLE, text)
                 raise
             call.finish(grpc.StatusCode.CANCELLED)
         except GazetteError as error:
@@ -573,6 +577,7 @@ class _Ignoring:
         if not stream.local_ended:
             self._content = self._content[stream.send(self._content, ended=True) :]
         if stream.local_ended:
+            stream.reset(FaultCode.NO_ERROR)  # The rest of the request is not needed.
             stream.release()
 
     def on_fields(self, fields: Fields, *, ended: bool) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from gazette.http2.metadata import Metadata
 from gazette.http2.peer import Peer
+
+log = logging.getLogger(__name__)
 
 
 class ServicerContext:
@@ -75,7 +78,10 @@ class ServicerContext:
             self._callbacks.append(callback)
 
     def _call_back(self) -> None:
-        """Call the callbacks of the end. May be repeated."""
+        """Call the callbacks of the end, and log their errors. May be repeated."""
         callbacks, self._callbacks = self._callbacks or (), None
         for callback in callbacks:
-            callback(self)
+            try:
+                callback(self)
+            except Exception:
+                log.exception("a callback at the end of a call has failed")
