@@ -28,6 +28,7 @@ ALLOWED = {
         "pickle",
         "a temporary file without a name, read by its writer",
     ),
+    "gazette/history/json_lines.py": ("pickle", "only the name of an error of Numba"),
     "gazette/message/field_classes.py": (
         "eval",
         "an expression over fields whose names are identifiers",

@@ -19,16 +19,9 @@ from gazette.http2.connection import BytesLike, Http2Stream, StreamListener
 from gazette.http2.frames import FaultCode
 from gazette.http2.headers import Fields
 from gazette.http2.messages import ENCODINGS, MessageQueue, prefixed
-from gazette.http2.metadata import EOF, Metadata, reply_of, status_of
+from gazette.http2.metadata import EOF, STATUS_OF_RESET, Metadata, reply_of, status_of
 from gazette.http2.socket import Waiters
 
-_STATUS_OF_RESET: Final = {
-    FaultCode.REFUSED_STREAM.name: grpc.StatusCode.UNAVAILABLE,
-    FaultCode.CANCEL.name: grpc.StatusCode.CANCELLED,
-    FaultCode.ENHANCE_YOUR_CALM.name: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    FaultCode.INADEQUATE_SECURITY.name: grpc.StatusCode.PERMISSION_DENIED,
-}
-"""Status of a call whose stream is reset, by the code of the reset. Any other code gives INTERNAL."""
 _NAME_LENGTH: Final = 40
 """Greatest number of characters that an error shows of an unknown encoding's name."""
 
@@ -238,16 +231,15 @@ class ClientCall(StreamListener):
             return
         code = grpc.StatusCode.UNAVAILABLE
         if "stream" in error.facts:  # The fault is of this stream, and not of the connection.
-            code = _STATUS_OF_RESET.get(name, grpc.StatusCode.INTERNAL)
+            code = STATUS_OF_RESET.get(name, grpc.StatusCode.INTERNAL)
             if code is grpc.StatusCode.CANCELLED and self._is_late():
-                # The server has seen the deadline first: its reset says no reason.
-                self._expire()
+                self._expire()  # The server has seen the deadline first.
                 return
         self.finish(code, str(error))
 
     def _is_late(self) -> bool:
-        deadline = self._deadline
-        return deadline is not None and asyncio.get_running_loop().time() >= deadline.when()
+        now = asyncio.get_running_loop().time()
+        return self._deadline is not None and now >= self._deadline.when()
 
     def _repeat(self) -> None:
         """Begin the call again. A server that refuses a stream has handled no part of its call."""

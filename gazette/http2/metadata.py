@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import grpc
 import grpc.aio
 
+from gazette.http2.frames import FaultCode
 from gazette.http2.headers import Fields, encode_fields, is_field
 
 Metadata: TypeAlias = tuple[tuple[str, str | bytes], ...]
@@ -66,6 +67,13 @@ _STATUS_OF_HTTP: Final = {
     b"503": grpc.StatusCode.UNAVAILABLE,
     b"504": grpc.StatusCode.UNAVAILABLE,
 }
+STATUS_OF_RESET: Final = {
+    FaultCode.REFUSED_STREAM.name: grpc.StatusCode.UNAVAILABLE,
+    FaultCode.CANCEL.name: grpc.StatusCode.CANCELLED,
+    FaultCode.ENHANCE_YOUR_CALM.name: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    FaultCode.INADEQUATE_SECURITY.name: grpc.StatusCode.PERMISSION_DENIED,
+}
+"""Status of a call whose stream is reset, by the code of the reset. Any other code gives INTERNAL."""
 _CODES: Final = {b"%d" % code.value[0]: code for code in grpc.StatusCode}
 _HTTP_STATUS: Final = re.compile(rb"[1-9][0-9][0-9]")
 _DETAILS_BYTES: Final = 7_000

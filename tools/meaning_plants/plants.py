@@ -52,12 +52,21 @@ def _messages() -> Planted:
         ),
     )
     yield (
+        "names that are not ASCII are unknown",
+        _plant(
+            "names",
+            _MESSAGE + "value_types.py",
+            "msgspec.json.encode([field.encode_name for field in fields])",
+            "str([field.encode_name for field in fields])",
+        ),
+    )
+    yield (
         "lists of models are not compared",
         _plant(
             "models",
             _MESSAGE + "readable_model.py",
-            "if value != value_back and",
-            "if value != value_back and not isinstance(value_back, list) and",
+            "if value == value_back and",
+            "if isinstance(value_back, list) or value == value_back and",
         ),
     )
     yield (
