@@ -11,9 +11,10 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-import msgspec
+if TYPE_CHECKING:
+    import msgspec
 
 T = TypeVar("T")
 
@@ -29,18 +30,24 @@ def json_decoder(
     declared: type[T], *, float_hook: Callable[[str], Any] | None = None
 ) -> msgspec.json.Decoder[T]:
     """Return a decoder from JSON to a type. Raise ``TypeError`` or ``NameError`` for an unknown type."""
+    import msgspec  # An installation of the client alone has no msgspec.
+
     with _LOCK:
         return msgspec.json.Decoder(declared, float_hook=float_hook)
 
 
 def msgpack_decoder(declared: type[T]) -> msgspec.msgpack.Decoder[T]:
     """Return a decoder from MessagePack to a type. Errors: `json_decoder`."""
+    import msgspec
+
     with _LOCK:
         return msgspec.msgpack.Decoder(declared)
 
 
 def type_info(declared: Any) -> msgspec.inspect.Type:
     """Return what msgspec says of a type. It makes a decoder to find out. Errors: `json_decoder`."""
+    import msgspec.inspect
+
     with _LOCK:
         return msgspec.inspect.type_info(declared)
 

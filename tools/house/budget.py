@@ -60,7 +60,7 @@ ROOMS: Final[dict[str, int]] = {
     "recoverylog/": 5549,
     "run/": 7357,
     "runconsumer/": 614,
-    "runtime/": 3049,
+    "runtime/": 3056,
     "spark/": 49,
     "stores/": 7972,
     "testing/": 13150,
