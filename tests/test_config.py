@@ -13,6 +13,7 @@ from gazette.broker.flags import BrokerFlags
 from gazette.broker.main import print_config, schema
 from gazette.cluster.process.groups import DebugFlags, EtcdFlags, LogFlags
 from gazette.cluster.process.member import MemberFlags, ProcessFlags
+from gazette.config.option import require_writable
 from gazette.config.schema import Schema, duration, exit_with, setting
 from gazette.errors import Invalid
 from gazette.gazctl.commands import COMMANDS
@@ -345,3 +346,12 @@ def test_every_name_of_the_environment_has_a_prefix_of_ours() -> None:
 def test_a_file_may_begin_with_the_mark_of_editors_of_windows(tmp_path: Path) -> None:
     (tmp_path / "gazette.ini").write_bytes(b"\xef\xbb\xbf[broker]\r\nlimit = 7\r\n")
     assert schema().load([], {}, directory=tmp_path).sources["broker.limit"] != "default"
+
+
+def test_a_check_of_a_path_leaves_the_files_beside_it(tmp_path: Path) -> None:
+    beside = tmp_path / "offsets.json.partial"
+    beside.write_text("of a user")
+    require_writable(tmp_path / "offsets.json", "--offsets-out")
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["of a user"]
+    with raises(Invalid, path="--offsets-out", says="no/offsets.json", advises="exists"):
+        require_writable(tmp_path / "no" / "offsets.json", "--offsets-out")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, get_type_hints
@@ -161,13 +162,21 @@ def expanded(text: str) -> Path:
 
 
 def require_writable(path: Path, option: str) -> None:
-    """Raise ``Invalid``, which names the option, unless a file could be written at ``path``. Write none."""
-    try:
+    """Raise ``Invalid``, which names the option, unless a file could be made at ``path``. Make none."""
+    import tempfile  # A command without such an option does not need it.
+
+    with writing(path, option):
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, "it is a directory")
-        beside = path.with_name(path.name + ".partial")
-        beside.touch()
-        beside.unlink()
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+
+
+@contextmanager
+def writing(path: Path, option: str) -> Iterator[None]:
+    """Raise ``Invalid``, which names the option, for an ``OSError`` of the block, which changes ``path``."""
+    try:
+        yield
     except OSError as error:
         raise Invalid(
             f"cannot write to {path}: {error.strerror}",

@@ -324,6 +324,8 @@ class Http2Connection:
         """Bytes that the peer takes on all streams together."""
         self._granted = fr.WINDOW_DEFAULT  # Bytes that the peer may still send, on all streams.
         self._granted_at = monotonic()
+        self.received_bytes = 0
+        """Bytes of content that have arrived, on all streams."""
         self.first_window = fr.WINDOW_DEFAULT
         """Bytes that the peer takes on a new stream. A change applies to all streams."""
         self._taken_most = 0
@@ -567,6 +569,7 @@ class Http2Connection:
         self._data_of, self._data_flags = None, flags
         # Before the checks of the stream: a frame of an ended stream uses the connection's window, too.
         self._granted -= length
+        self.received_bytes += length
         if self._granted < 0:
             raise ConnectionFault(
                 FaultCode.FLOW_CONTROL_ERROR, "the connection's window is exceeded"

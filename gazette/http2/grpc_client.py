@@ -250,10 +250,10 @@ class Http2Channel:
             self._connect()
         return State.IDLE
 
-    def has_heard(self, seconds: float) -> bool:
-        """Return True if bytes have arrived within the last ``seconds``."""
-        since = asyncio.get_running_loop().time() - seconds
-        return any(connection.heard_at > since for connection in self._connections)
+    @property
+    def received_bytes(self) -> int:
+        """Bytes of content that have arrived on the present connections."""
+        return sum(connection.received_bytes for connection in self._connections)
 
     async def wait_for_state_change(self, last_observed_state: grpc.ChannelConnectivity) -> None:
         """Return once the state differs from the given one."""
@@ -479,6 +479,11 @@ class ClientConnection(Http2Socket):
     def was_of_use(self) -> bool:
         """True if the server has answered a call, or has kept the connection for some time."""
         return self.answered or self._loop.time() - self._began_at >= _SOON_S
+
+    @property
+    def received_bytes(self) -> int:
+        """Bytes of content that have arrived."""
+        return self._connection.received_bytes
 
     @property
     def has_room(self) -> bool:

@@ -51,11 +51,6 @@ class Http2Socket(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
 
     @property
-    def heard_at(self) -> float:
-        """The loop's time at which bytes have arrived last."""
-        return self._heard_at
-
-    @property
     def is_closing(self) -> bool:
         """True once the connection takes nothing more."""
         return self._closing

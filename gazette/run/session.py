@@ -111,6 +111,7 @@ class RunSession:
 
     async def run(self, *, after_crash: bool = False) -> int:
         """Run until cancelled. Return 2 if the application cannot be used. Raise the error that ends the run.
+
         With ``after_crash``, processes of a killed run may still be ending. Cancellation ends all processes.
         """
         make_private_directory(self._scratch)

@@ -293,27 +293,36 @@ async def test_a_peer_that_answers_is_not_given_up(connect: Connect) -> None:
         await channels.close()
 
 
-async def test_a_peer_that_sends_is_not_given_up() -> None:
-    """Its answer to the question comes behind all content that is on its way, over a slow link."""
+@pytest.mark.parametrize("sends", ["content", "pings"])
+async def test_a_peer_that_sends_content_is_not_given_up(sends: str) -> None:
+    """Its answer to the question comes behind all content that is on its way, over a slow link. Pings are
+    answered by proxies, too."""
     asked = bytearray()
+    part = fr.frame(fr.DATA, 0, 1, b"x") if sends == "content" else fr.ping(bytes(8))
 
     async def slow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(fr.settings({}))
         while b"/protocol.Journal/Read" not in asked:
             asked.extend(await reader.read(1 << 16))
         writer.write(fr.frame(fr.HEADERS, fr.END_HEADERS, 1, HEAD_BLOCK))
+        writer.write(fr.frame(fr.DATA, 0, 1, bytes([0, 0, 1, 0, 0])))  # A message of 64 KiB begins.
         while data := await reader.read(1 << 16):
             asked.extend(data)
             writer.write(fr.ping(bytes(8)))  # Its answer is read next.
+            writer.write(part)
 
     async with raw_server(slow) as server:
         channels = Channels(settings=ASK_OFTEN)
         call = channels.journal(f"http://{server.target}").Read(
             broker_pb2.ReadRequest(journal="a/journal")
         )
-        await eventually(lambda: asked.count(b"/grpc.health.v1.Health/Check") == 3)
-        assert not call.done()
-        call.cancel()
+        if sends == "pings":
+            await eventually(call.done)
+            assert await call.code() is grpc.StatusCode.CANCELLED
+        else:
+            await eventually(lambda: asked.count(b"/grpc.health.v1.Health/Check") == 3)
+            assert not call.done()
+            call.cancel()
         await channels.close()
 
 

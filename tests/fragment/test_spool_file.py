@@ -456,7 +456,7 @@ async def test_commits_need_no_thread(
 async def test_appends_at_the_end_of_a_broker(
     clock: ManualClock, observer: Observer, tmp_path: Path
 ) -> None:
-    """What fits in memory is committed, although no thread will write it. Other content is refused."""
+    """No thread writes any more. Content that fits into memory is committed; other content is refused."""
     pool = BlockingPool("spools", 1)
     memory = SpoolMemory(pool, 4 << 20)
     spool = Spool(

@@ -1,4 +1,4 @@
-"""What msgspec decodes to: in several threads at once, and to names and tags that are not ASCII.
+"""Decoding to a class by msgspec: in several threads at once, and by names and tags that are not ASCII.
 
 These faults of msgspec show only in a process that has neither decoded nor encoded the class before. So each
 case runs in a process of its own.

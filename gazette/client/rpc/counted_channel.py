@@ -176,19 +176,20 @@ class CountedChannel:
             self._on_refused_pings()
 
     async def answers(self, timeout_s: float) -> bool:
-        """Probe the peer. Return False if it is connected and sends nothing for ``timeout_s`` seconds.
+        """Probe the peer. Return False if it is connected, and sends no content for ``timeout_s`` seconds.
 
         Every gRPC server answers a call, even of a method that it does not know. On a slow link, the answer
-        comes behind all content that is on its way.
+        comes behind all content that is on its way. Answers to pings do not count: a proxy may give them.
         """
         if self._grpc.get_state() is not grpc.ChannelConnectivity.READY:
             return True
+        received = self._received_bytes()
         try:
             await self._grpc.unary_unary(_PROBE, bytes, bytes)(b"", timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-                is_heard = isinstance(self._grpc, Http2Channel) and self._grpc.has_heard(timeout_s)
-                return is_heard or self._grpc.get_state() is not grpc.ChannelConnectivity.READY
+                is_lost = self._grpc.get_state() is not grpc.ChannelConnectivity.READY
+                return is_lost or self._received_bytes() != received
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is None or task.cancelling():
@@ -196,6 +197,9 @@ class CountedChannel:
             return True  # The channel was closed meanwhile.
         self.heard_at = self._clock.monotonic()
         return True
+
+    def _received_bytes(self) -> int:
+        return self._grpc.received_bytes if isinstance(self._grpc, Http2Channel) else 0
 
     async def close(self, grace_s: float | None) -> None:
         await self._grpc.close(grace_s)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from gazette.config.option import require_writable
+from gazette.config.option import require_writable, writing
 from gazette.config.schema import Schema, duration, exit_with, setting
 from gazette.errors import GazetteError, Invalid
 from gazette.run.dev.cluster import ClusterSettings, LocalCluster
@@ -81,7 +81,8 @@ async def _serve(settings: ClusterSettings, flags: DevFlags, clock: Clock) -> in
         loop.add_signal_handler(number, stopping.set)
     if ready_file is not None:
         require_writable(ready_file, "--ready-file")
-        ready_file.unlink(missing_ok=True)
+        with writing(ready_file, "--ready-file"):
+            ready_file.unlink(missing_ok=True)
     cluster = LocalCluster(settings, clock)
     async with TaskScope("dev") as scope:
         start = scope.spawn(cluster.start(), name="start")
