@@ -154,6 +154,51 @@ async def test_the_first_message_must_come_in_time(strict: Strict) -> None:
     raw.writer.close()
 
 
+GET = b"\x82\x86\x84\x41\x04here"
+"""The head of a request that is not gRPC."""
+
+
+async def test_refused_requests_must_end_in_time(strict: Strict) -> None:
+    time = LoopTime()
+    reader, writer = await strict.raw()
+    writer.write(fr.PREFACE + fr.settings({}))
+    for stream in (1, 3, 5, 7):
+        writer.write(fr.frame(fr.HEADERS, fr.END_HEADERS, stream, GET))
+        assert b"415" in await reader.readuntil(b"HTTP/1.1.\n")
+    # Until then, frames are checked as those of a call. The end of a request is its end.
+    writer.write(fr.frame(fr.DATA, fr.END_STREAM, 1, b"rest"))
+    writer.write(fr.frame(fr.HEADERS, fr.END_HEADERS | fr.END_STREAM, 3, b""))
+    writer.write(fr.frame(fr.DATA, 0, 5, b"more"))
+    connection = strict.connection()
+    while connection.streams != 2:
+        await turns()
+    time.advance(unfinished.FIRST_MESSAGE_S)
+    await reader.readuntil(fr.rst_stream(5, fr.FaultCode.NO_ERROR))
+    await reader.readuntil(fr.rst_stream(7, fr.FaultCode.NO_ERROR))
+    assert not connection.streams
+    writer.close()
+
+
+async def test_the_oldest_of_too_many_refused_requests_is_ended(
+    strict: Strict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Calls stay: strangers may make such requests."""
+    monkeypatch.setattr(unfinished, "UNFINISHED_MAX", 3)
+    call = await Raw(strict).connect()
+    call.call(1, "Double", TOKEN)
+    reader, writer = await strict.raw()
+    writer.write(fr.PREFACE + fr.settings({}))
+    for stream in range(1, 41, 2):
+        writer.write(fr.frame(fr.HEADERS, fr.END_HEADERS, stream, GET))
+    await reader.readuntil(fr.rst_stream(33, fr.FaultCode.NO_ERROR))
+    call.send(1, prefixed(b"x"), ended=True)
+    assert await call.status(1) is grpc.StatusCode.OK
+    writer.close()
+    call.writer.close()
+    # The end of the connection ends the rest, of which nothing stays.
+    await eventually(lambda: not any(one.is_busy for one in strict.server.connections))
+
+
 async def test_handlers_of_applications_may_wait_for_messages() -> None:
     """A stream of requests may begin with silence, unless the server knows better."""
     time = LoopTime()

@@ -19,7 +19,13 @@ import grpc.aio
 import msgspec
 
 from gazette.errors import GazetteError, NotAllowed, Unavailable
-from gazette.http2.connection import STREAMS_MAX, BytesLike, Http2Stream, StreamListener
+from gazette.http2.connection import (
+    STREAMS_MAX,
+    BytesLike,
+    Http2Connection,
+    Http2Stream,
+    StreamListener,
+)
 from gazette.http2.frames import FaultCode
 from gazette.http2.headers import Fields, RequestHead, encode_fields
 from gazette.http2.messages import ENCODINGS, MessageQueue
@@ -134,6 +140,7 @@ class GrpcServer:
         """The turns in which connections handle what arrives."""
         self._memory = HeldMemory(held_max)
         self._unfinished = Unfinished(clock.monotonic)
+        self._refused = Unfinished(clock.monotonic)  # Strangers make these: so they evict no calls.
         self.http1: Callable[[asyncio.Transport, bytes], None] | None = None
         """Takes a connection of HTTP/1.1, with its first bytes. None: such connections are ended."""
         self.decided = asyncio.Event()
@@ -295,7 +302,7 @@ class GrpcServer:
         if plan is None:
             plan = request.plan = self._plan(request)
             if plan is None:
-                return _refused(stream)
+                return _refuse(stream, self._refused)
         method = plan.method
         if method is not None and method.take is not None:
             call = WholeCall(self, stream, request, method, plan.timeout_s, self._clock.monotonic())
@@ -565,11 +572,16 @@ def _measured(
 
 
 class _Ignoring:
-    """Answers a request with a text, and ignores the rest of the request."""
+    """Answers a request with a text, and ignores the rest of the request, for a while."""
 
-    def __init__(self, stream: Http2Stream, content: bytes) -> None:
+    def __init__(self, stream: Http2Stream, content: bytes, refused: Unfinished) -> None:
         self._stream = stream
         self._content = memoryview(content)
+        self._refused = refused
+
+    @property
+    def connection(self) -> Http2Connection:
+        return self._stream.connection
 
     def answer(self) -> None:
         """Send as much of the answer's content as may be sent now."""
@@ -577,19 +589,27 @@ class _Ignoring:
         if not stream.local_ended:
             self._content = self._content[stream.send(self._content, ended=True) :]
         if stream.local_ended:
-            stream.reset(FaultCode.NO_ERROR)  # The rest of the request is not needed.
+            if not stream.remote_ended:
+                self._refused.add(self)
             stream.release()
+
+    def give_up(self, code: grpc.StatusCode, details: str) -> None:
+        """Reset the stream: the rest of the request is not needed."""
+        self._stream.reset(FaultCode.NO_ERROR)
 
     def on_fields(self, fields: Fields, *, ended: bool) -> None:
         """Ignore trailers."""
+        self._refused.discard(self)
 
     def on_data(self, content: BytesLike, *, ended: bool) -> None:
         """Ignore content."""
-        del ended
         self._stream.consume(len(content))
+        if ended:
+            self._refused.discard(self)
 
     def on_fault(self, error: GazetteError) -> None:
         """Give up the stream."""
+        self._refused.discard(self)
         self._stream.release()
 
     def on_room(self) -> None:
@@ -597,10 +617,10 @@ class _Ignoring:
         self.answer()
 
 
-def _refused(stream: Http2Stream) -> StreamListener:
+def _refuse(stream: Http2Stream, refused: Unfinished) -> StreamListener:
     """Answer with a text to a request that is not gRPC."""
     head = [(b":status", b"415"), (b"content-type", b"text/plain; charset=utf-8")]
     stream.send_fields(encode_fields(head), ended=False)
-    listener = _Ignoring(stream, _NOT_GRPC)
+    listener = _Ignoring(stream, _NOT_GRPC, refused)
     listener.answer()
     return listener

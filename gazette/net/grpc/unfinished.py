@@ -1,4 +1,7 @@
-"""Calls of a server whose first message has not arrived: each occupies a stream and does nothing yet."""
+"""Streams of a server that wait for their callers: each occupies a place, and nothing is done for it.
+
+They are calls whose first message has not arrived, and requests that were refused and have not ended.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ UNFINISHED_MAX: Final = 1_000
 
 
 class UnfinishedCall(Protocol):
-    """The part of a call that this module uses."""
+    """The part of a call, or of a refused request, that this module uses."""
 
     @property
     def connection(self) -> Any:
