@@ -14,6 +14,7 @@ import pytest
 
 from gazette.errors import NotAllowed
 from gazette.http2 import frames as fr
+from gazette.http2.connection import STREAMS_MAX
 from gazette.http2.grpc_client import Http2Channel
 from gazette.http2.headers import Fields, HeaderDecoder, encode_fields
 from gazette.http2.messages import prefixed
@@ -183,23 +184,28 @@ async def test_the_oldest_of_too_many_refused_requests_is_ended(strict: Strict) 
     """Calls stay: strangers may make such requests."""
     call = await Raw(strict).connect()
     call.call(1, "Double", TOKEN)
-    reader, writer = await strict.raw()
-    writer.write(fr.PREFACE + fr.settings({}))
-    heads = [
-        fr.frame(fr.HEADERS, fr.END_HEADERS, stream, GET)
-        for stream in range(1, 2 * unfinished.UNFINISHED_MAX + 5, 2)
-    ]
-    writer.write(b"".join(heads))
+    connections = [await strict.raw() for _ in range(3)]
+    for _, writer in connections:
+        writer.write(fr.PREFACE + fr.settings({}))
+    # As many as two connections may have open. Their windows have no room for as many answers.
+    for count, (_, writer) in enumerate(connections[:2], 1):
+        for stream in range(1, 2 * STREAMS_MAX, 2):
+            writer.write(fr.frame(fr.HEADERS, fr.END_HEADERS, stream, GET))
+        while sum(one.http2.streams for one in strict.server.connections) <= count * STREAMS_MAX:
+            await turns()
+    for stream in (1, 3):
+        connections[2][1].write(fr.frame(fr.HEADERS, fr.END_HEADERS, stream, GET))
     first, second, third = (fr.rst_stream(stream, fr.FaultCode.NO_ERROR) for stream in (1, 3, 5))
     content = b""
     while first not in content or second not in content:
-        content += await reader.read(1 << 16)
+        content += await connections[0][0].read(1 << 16)
     assert third not in content
     call.send(1, prefixed(b"x"), ended=True)
     assert await call.status(1) is grpc.StatusCode.OK
-    writer.close()
+    for _, writer in connections:
+        writer.close()
     call.writer.close()
-    # The end of the connection ends the rest, of which nothing stays.
+    # The end of the connections ends the rest, of which nothing stays.
     await eventually(lambda: not any(one.is_busy for one in strict.server.connections))
 
 

@@ -54,6 +54,8 @@ _HANDED_MAX: Final = 16
 """Greatest number of tasks that begin in one turn of the loop, for calls that were not complete in time."""
 _DRAIN_S: Final = 0.5
 """Seconds in which the server still takes calls that clients began before they learned of its end."""
+_REFUSED_MAX: Final = 2 * STREAMS_MAX
+"""Greatest number of requests that were refused and have not ended. More than a connection's streams."""
 _NOT_GRPC: Final = (
     b"This port serves gRPC by HTTP/2. For the HTTP gateway and /debug use HTTP/1.1.\n"
 )
@@ -140,7 +142,9 @@ class GrpcServer:
         """The turns in which connections handle what arrives."""
         self._memory = HeldMemory(held_max)
         self._unfinished = Unfinished(clock.monotonic)
-        self._refused = Unfinished(clock.monotonic)  # Strangers make these: so they evict no calls.
+        self._refused = Unfinished(
+            clock.monotonic, _REFUSED_MAX
+        )  # Of strangers: they evict no calls.
         self.http1: Callable[[asyncio.Transport, bytes], None] | None = None
         """Takes a connection of HTTP/1.1, with its first bytes. None: such connections are ended."""
         self.decided = asyncio.Event()
@@ -588,29 +592,33 @@ class _Ignoring:
         stream = self._stream
         if not stream.local_ended:
             self._content = self._content[stream.send(self._content, ended=True) :]
-        if stream.local_ended:
-            if not stream.remote_ended:
-                self._refused.add(self)
-            stream.release()
+        if stream.over:
+            self._release()
 
     def give_up(self, code: grpc.StatusCode, details: str) -> None:
         """Reset the stream: the rest of the request is not needed."""
-        self._stream.reset(FaultCode.NO_ERROR)
+        answered = self._stream.local_ended
+        self._stream.reset(FaultCode.NO_ERROR if answered else FaultCode.CANCEL)
+        self._release()
+
+    def _release(self) -> None:
+        self._refused.discard(self)
+        self._stream.release()
 
     def on_fields(self, fields: Fields, *, ended: bool) -> None:
         """Ignore trailers."""
-        self._refused.discard(self)
+        if self._stream.over:
+            self._release()
 
     def on_data(self, content: BytesLike, *, ended: bool) -> None:
         """Ignore content."""
         self._stream.consume(len(content))
-        if ended:
-            self._refused.discard(self)
+        if self._stream.over:
+            self._release()
 
     def on_fault(self, error: GazetteError) -> None:
         """Give up the stream."""
-        self._refused.discard(self)
-        self._stream.release()
+        self._release()
 
     def on_room(self) -> None:
         """Send more of the answer's content."""
@@ -622,5 +630,6 @@ def _refuse(stream: Http2Stream, refused: Unfinished) -> StreamListener:
     head = [(b":status", b"415"), (b"content-type", b"text/plain; charset=utf-8")]
     stream.send_fields(encode_fields(head), ended=False)
     listener = _Ignoring(stream, _NOT_GRPC, refused)
+    refused.add(listener)
     listener.answer()
     return listener

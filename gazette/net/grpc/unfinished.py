@@ -35,8 +35,9 @@ class Unfinished:
     """The unfinished calls, oldest first. Loop-bound. A call that is late is ended. If there are too many,
     the oldest is ended."""
 
-    def __init__(self, monotonic: Callable[[], float]) -> None:
+    def __init__(self, monotonic: Callable[[], float], most: int = UNFINISHED_MAX) -> None:
         self._monotonic = monotonic
+        self._most = most
         self._calls: dict[UnfinishedCall, float] = {}
         """Calls, each with the time at which it must have a message."""
         self._timer: asyncio.TimerHandle | None = None
@@ -46,7 +47,7 @@ class Unfinished:
 
     def add(self, call: UnfinishedCall) -> None:
         """Watch a call from its head on."""
-        if len(self._calls) >= UNFINISHED_MAX:
+        if len(self._calls) >= self._most:
             self._give_up(
                 grpc.StatusCode.UNAVAILABLE, "too many calls have not sent their first message"
             )
