@@ -1,7 +1,7 @@
 """Authorization of calls: claims in a JWT, and the keys that sign and verify it.
 
 A token is ``Authorization: Bearer <jwt>``, signed by HS256 with a shared key. Its claims are ``cap``, a bit
-mask of capabilities, and ``sel``, a label selector of the journals or shards that these capabilities cover.
+mask of capabilities, and ``sel``, a label selector of what these cover.
 
 Several keys may be configured: the first key signs, each key verifies. So keys rotate without
 interruption: first add the new key as the last one everywhere. Then move it to the front everywhere, and

@@ -231,8 +231,8 @@ class AzureStore(FsspecStore):
         return files.service_client.get_blob_client(self._container, name)
 
     def _delegated(self, files: Any, now: float, ttl_s: float) -> Any:
-        """Return a key for signatures that is valid for ``ttl_s`` at least. Use one key again and again,
-        until the last hour of its lifetime, or until a URL must be valid for longer."""
+        """Return a key for signatures that is valid for ``ttl_s`` at least. Use one key until the last hour
+        of its lifetime, or until a URL must be valid for longer."""
         from fsspec.asyn import sync
 
         if self._delegation is None or self._delegation[0] < self._needed_until(now, ttl_s):

@@ -39,7 +39,7 @@ THREADS: Final = 16
 
 _WATCH_INTERVAL_S: Final = 1.0
 _CHECK_AGAIN_S: Final = 1.0
-"""Least seconds from a health check to the next, if a sign of recovery or failure asks for an early one."""
+"""Least seconds between two health checks, if a sign of recovery or failure asks for an early one."""
 _SIGNING_HUNG_AFTER_S: Final = 15.0
 _UNUSED_AT_ONCE: Final = 4
 """Greatest number of checks at a time, of stores that are not in use. Checks that hang count."""
@@ -68,8 +68,8 @@ class BlobSettings:
     and prefix. (A store of fsspec has one for its path.) This is for development with the specifications of
     production.
 
-    ``fsspec_protocols`` are the protocols that ``fsspec+NAME://`` may name. The limit is needed, because the
-    author of a journal's specification chooses its stores, and so the file systems that this process opens.
+    ``fsspec_protocols`` are the protocols that ``fsspec+NAME://`` may name. The limit is needed: the author
+    of a journal's specification chooses its stores, and so the file systems that this process opens.
     """
 
     file_root: Path | None = None

@@ -1,8 +1,8 @@
 """The closings of one journal, as its replica finds them in stores: see `gazette.fragment.closing`.
 
-A primary that finds the known head open looks for the closing of the last primary that etcd names. If
-stores have all bytes before the end in the closing, the primary writes this end and its registers to etcd.
-Then the head is closed, as if the last primary had closed it itself.
+A primary that finds the known head open looks for the closing of the last primary that etcd names. If stores
+have all bytes before the closing's end, the primary writes this end and its registers to etcd. Then the head
+is closed, as if the last primary had closed it itself.
 """
 
 from __future__ import annotations

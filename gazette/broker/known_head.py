@@ -4,7 +4,7 @@ Spools are files without a name, and a store may be empty, stale or not mounted.
 its brokers would begin again at an offset that was given out before. The known head forbids that. The known
 head is at most the offset that all replicas have acknowledged. An append below the known head is refused
 until an operator confirms where to go on (`gazctl journals reset-head`). No operator is needed if the last
-primary left in good order and stores have all bytes, or if the journal has no store.
+primary left in good order and stores have all bytes. Nor is one needed for a journal without a store.
 
 A primary writes the key before it answers its first append, and after each completed fragment. It also writes
 the key when it suspends the journal, or leaves in good order. It never writes the key per append. (Without

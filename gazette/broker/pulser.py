@@ -60,7 +60,7 @@ and of a replica that is not primary."""
 
 class Heartbeat:
     """The time of the next pulse, and its control. ``idle_ticks`` counts how often the timer was due since
-    the route or the stores last changed, with or without appends in between."""
+    the route or the stores last changed. Appends do not matter."""
 
     def __init__(self, interval_s: float, suspend_after: int | None) -> None:
         self._interval_s = interval_s

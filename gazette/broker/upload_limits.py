@@ -24,7 +24,7 @@ _SILENT_S: Final = 4.0
 class UploadLimits:
     """Offsets at which later primaries have begun. They limit uploads of former primaries. Loop-bound.
 
-    A broker asks etcd before each upload: its key space may be behind etcd although its lease holds, and a
+    A broker asks etcd before each upload. Its key space may be behind etcd although its lease holds. A
     follower may have bytes that a later primary never had. There is one exception: the bytes of a primary's
     own tenure, while its lease holds and its key space says that it leads. A primary uploads only what all
     replicas have acknowledged.

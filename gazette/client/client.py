@@ -25,7 +25,7 @@ class Client(BrokerAccess):
     """A client of one broker cluster. Loop-bound: created and used on one event loop.
 
     ``address`` is the endpoint of any broker, or of a balancer before them (``http://host:port``,
-    ``https://…``, ``unix://…``), or several endpoints separated by commas, of which one that answers is used.
+    ``https://…``, ``unix://…``). It may be several endpoints separated by commas: one that answers is used.
     That broker forwards calls to the brokers that serve a journal. With a route cache, the client calls these
     brokers directly, and prefers those in ``zone``. Set ``route_cache_size`` to zero if this process cannot
     dial the endpoints that brokers advertise.

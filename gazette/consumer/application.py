@@ -1,9 +1,9 @@
 """The contract between the consumer runtime and applications: `Application`, `Store`, `Shard`.
 
-An application is a set of plain synchronous callbacks. Each shard calls those of its store and its
-transactions from its own thread, one at a time, in a fixed order. So these may block: they delay their own
-shard and nothing else. Callbacks that describe journals, such as ``message_type_of``, are also called on the
-event loop, and must not block.
+An application is a set of plain synchronous callbacks. Each shard calls the callbacks of its store and its
+transactions from its own thread, in a fixed order. So these callbacks may block: they delay their own shard
+and nothing else. Callbacks that describe journals, such as ``message_type_of``, are also called on the event
+loop, and must not block.
 
 The life of one transaction, as a shard sees it:
 
@@ -153,8 +153,8 @@ class Store(ABC):
 
     - ``start_commit`` makes the state and the checkpoint durable *together*, and not before every
       future of ``wait_for`` succeeded. It must not block on these futures: it returns a future of its own.
-    - ``start_commit`` is not called again before the former commit's future is done, but messages of
-      the next transaction are consumed while it is pending.
+    - ``start_commit`` is not called again before the former commit's future is done. Messages of the next
+      transaction are consumed meanwhile.
     - Once a newer owner of the same state has called ``restore_checkpoint``, the commits of older
       owners must fail (``Fenced``).
     """
@@ -190,9 +190,9 @@ class Store(ABC):
     def classify_error(self, error: Exception) -> ErrorCause:
         """Return the cause of an exception: the message, or the store.
 
-        Return `ErrorCause.MESSAGE` for an error that does not come from the store, and for an error that the
-        same message is sure to raise again, such as a violated constraint. A `PoisonPolicy` skips messages
-        for this cause only. After `ErrorCause.ABORTED` the shard is restarted, a few times at most.
+        Return `ErrorCause.MESSAGE` for an error that does not come from the store. Return it also if the same
+        message is sure to raise the error again, such as a violated constraint. A `PoisonPolicy` skips
+        messages for this cause only. After `ErrorCause.ABORTED` the shard is restarted, a few times at most.
 
         Called on the shard's thread. Also called on the event loop once the shard has failed: do not block.
         Optional: a store without this method can have no full `PoisonPolicy`.

@@ -1,8 +1,8 @@
 """Keys in etcd at which hints of shards may be written: `HintKeys`. Pure.
 
-The specification of a shard names the prefix of its hints, and a member writes them with its own
-rights in etcd. So the member writes only below prefixes that the operator has named. Otherwise a caller
-that may apply a shard could write to other keys.
+The specification of a shard names the prefix of its hints. A member writes these hints with its own rights in
+etcd. So the member writes only below prefixes that the operator has named. Otherwise a caller that may apply
+a shard could write to other keys.
 """
 
 from __future__ import annotations

@@ -199,7 +199,7 @@ class _Attempts:
             return await self._resolver.resolve(
                 self._shard_id,
                 claims=query.claims,
-                may_proxy=query.header is None,
+                may_proxy=query.header is None,  # With a header, another member has passed it on.
                 proxy_header=query.header,
                 read_through=query.read_through,
                 on_wait=self._note_wait,

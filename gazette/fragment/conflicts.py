@@ -63,7 +63,7 @@ class FragmentCover(CoverSet[Fragment]):
 
         A broker stored a refuted fragment, and could not confirm it. A later primary has given its offsets
         out again. If neither the stores nor ``local`` have other fragments at these offsets, that primary may
-        have relied on the same bytes, so the fragment stays.
+        have relied on the same bytes. So the fragment stays.
         """
         hidden = self.doubted(refuted, local)
         cover = FragmentCover(fragment for fragment in self.listed if fragment not in hidden)

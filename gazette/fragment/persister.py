@@ -84,9 +84,9 @@ class Persister:
     journal of the same name was created since.
 
     A journal may be deleted and created again during an upload. The object would become part of the new
-    journal, so it is removed again, unless the new journal relies on it. A replica of the new journal may
-    have completed exactly the same bytes at the same offsets, found the object in the store, and released its
-    own spool. ``relies_on`` returns True if the new journal may rely on the object.
+    journal. So it is removed again, unless the new journal relies on it. A replica of the new journal may
+    have completed the same bytes at the same offsets. Then it may have found the object in the store, and
+    released its own spool. ``relies_on`` returns True if the new journal may rely on the object.
 
     A broker that was paused or cut off may hold bytes at offsets that a later primary gave out again. The
     persister calls ``limit_of`` right before and after an upload, and uploads no byte beyond the limit. If

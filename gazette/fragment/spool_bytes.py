@@ -2,8 +2,8 @@
 
 The event loop puts content into memory, and reads it there. Threads create the file, and move content to it.
 
-A spool file ends with its process, as memory does. So bytes in memory are as durable as bytes in the file,
-and a short append need not wait for the disk. It waits only once the disk is too far behind, or has failed:
+A spool file ends with its process, as memory does. So bytes in memory are as durable as bytes in the file. A
+short append need not wait for the disk. It waits only once the disk is too far behind, or has failed:
 `SpoolMemory` bounds the bytes of a broker's spools that are not yet in a file. Long content always waits
 until a thread has written it.
 """

@@ -222,7 +222,7 @@ def whole_records(
             else:
                 record, first_line = line, line_number
             if b'"' not in line or (first_line < line_number and line.count(b'"') % 2 == 0):
-                # No quote, or only pairs of quotes: a record that is open stays open, a new one is complete.
+                # An open record stays open if the quotes come in pairs. A new one without quotes is complete.
                 is_open = first_line < line_number
             else:
                 is_open = parse_record(record + b"\n", 0) is None

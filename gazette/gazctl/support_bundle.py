@@ -1,7 +1,7 @@
 """``gazctl support-bundle``: one file with the diagnostics that support needs.
 
-If a part cannot be collected, the manifest names the part and the type of the error, and the bundle has all
-other parts.
+If a part cannot be collected, the manifest names the part and the type of the error. The bundle has all other
+parts.
 """
 
 from __future__ import annotations

@@ -100,13 +100,13 @@ def _of_producer(columns: Columns, producer: int, rows: Array64) -> Iterator[Seg
         first = last
     kinds = np.where(flags == CONTINUE_TXN, CONTINUE_TXN, OUTSIDE_TXN)
     kinds[acknowledges] = ACK_TXN
-    cuts = (kinds[1:] != kinds[:-1]) | acknowledges[1:]
+    cuts = (kinds[1:] != kinds[:-1]) | acknowledges[1:]  # A new kind, or before an ack.
     if first < last:
-        cuts[first - 1 : last - 1] = False
-        cuts[first - 1] = True
+        cuts[first - 1 : last - 1] = False  # Rows [first, last) are one segment:
+        cuts[first - 1] = True  # cut before it,
         kinds[first] = WHOLE_TXNS
         if last < len(rows):
-            cuts[last - 1] = True
+            cuts[last - 1] = True  # and behind it.
     begin = 0
     for end in [*(np.flatnonzero(cuts) + 1).tolist(), len(rows)]:
         yield Segment(producer, int(kinds[begin]), rows[begin:end], clocks[begin:end])

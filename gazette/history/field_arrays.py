@@ -121,7 +121,7 @@ class FieldsBuilder:
 
     def _array(self, found: FieldColumn, kind: pa.DataType, add_unfit: _AddUnfit) -> pa.Array:
         """Return a column. Call ``add_unfit`` with the slots (positions) of values that do not fit it."""
-        values: Any = found.values
+        values: Any = found.values  # Texts, bounds of lists, or numbers: see `FieldColumn`.
         if isinstance(values, Texts):
             if pa.types.is_string(kind):
                 return _strings(values, _bitmap(found.present))

@@ -63,7 +63,7 @@ class TableColumns:
         return snapshot
 
     def known_fields(self, value: str) -> pa.Schema | None:
-        """Return the fields of messages; no fields if only metadata are wanted. None: infer the fields."""
+        """Return the fields of messages, or None to infer them. No fields if only metadata are wanted."""
         if self.fields is not None:
             return self.fields
         if self.columns and set(self.columns) <= {f"{self.meta_prefix}{key}" for key in META}:

@@ -598,7 +598,7 @@ class Http2Connection:
         self._credit.earn(length)
 
     def _on_content(self, content: memoryview) -> None:
-        """Pass on a part of a DATA frame that is not padded."""
+        """Pass on a part of a DATA frame that is not padded. ``_data_left`` counts the bytes behind it."""
         stream = self._data_of
         if not content:
             return

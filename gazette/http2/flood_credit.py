@@ -1,8 +1,8 @@
 """Credit for frames that cause work and carry no content: a peer that sends only such frames is cut off.
 
-Pure. A stream that begins, a ping, a reset or an empty frame costs the peer a few bytes, and costs this side
-an answer or a task. Each such frame costs credit. Time and bytes of content, sent or received, earn credit.
-The number of frames earns nothing: a peer may cut its content into as many frames as it likes.
+Pure. A new stream, a ping, a reset or an empty frame costs the peer a few bytes. It costs this side an answer
+or a task. Each such frame costs credit. Time and bytes of content, sent or received, earn credit. The number
+of frames earns nothing: a peer may cut its content into as many frames as it likes.
 """
 
 from __future__ import annotations

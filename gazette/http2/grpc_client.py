@@ -276,7 +276,7 @@ class Http2Channel:
 
     async def _attempt(self) -> None:
         """Connect once. Then calls get the connection, or the channel waits before the next attempt."""
-        connections: list[ClientConnection] = []
+        connections: list[ClientConnection] = []  # One for each address that was tried.
 
         def make() -> ClientConnection:
             connections.append(ClientConnection(self, self._options))
@@ -596,7 +596,7 @@ def _end_when_unheard(connection: Any, seconds: float) -> None:
 
 
 class Http2Transport:
-    """The network of this machine, over our own HTTP/2. ``tls`` replaces the credentials of channels."""
+    """Makes channels of our own HTTP/2. ``tls`` gives their TLS context; credentials only ask for TLS."""
 
     def __init__(self, tls: Callable[[], ssl.SSLContext] = tls_context) -> None:
         self._tls = tls

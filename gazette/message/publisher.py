@@ -147,8 +147,8 @@ class _Route:
         """Publish one message, as `Publisher.publish_committed_batch` publishes many.
 
         This is most of the cost of publishing one by one. So the lock is taken without a `with`, at half the
-        cost, and a message is encoded into the buffer in which it waits. `Publisher._enqueue_committed`
-        handles unusual cases.
+        cost. A message is encoded into the buffer in which it waits. `Publisher._enqueue_committed` handles
+        unusual cases.
         """
         publisher, lock = self._publisher, self._lock
         future: OpFuture[AppendResult] | None = None

@@ -39,9 +39,9 @@ class _Window:
 class OncePerMinute(logging.Filter):
     """A filter of ``handler``. Any thread.
 
-    If the first line that is left out in a minute comes from a thread with a running event loop, the last one
-    is written when the minute ends. Otherwise the next line of the cause after that minute counts them all in
-    ``left_out``. ``later`` replaces the loop's timer, for tests.
+    The last line of a minute is written when the minute ends, if the first line that was left out came from a
+    thread with a running event loop. Otherwise the next line of the cause counts all of them in ``left_out``.
+    ``later`` replaces the loop's timer, for tests.
     """
 
     def __init__(self, handler: logging.Handler, *, later: Later | None = None) -> None:

@@ -277,7 +277,7 @@ class BlockingPool:
     async def run(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run ``fn`` in a thread of the pool.
 
-        Cancellation: the caller returns at once. A call that a thread has begun runs to its end, so ``fn``
+        Cancellation: the caller returns at once. A call that a thread has begun runs to its end. So ``fn``
         must leave its objects usable even if its caller has gone.
         """
         self._process.require()

@@ -146,7 +146,7 @@ def select_page(
     """Return the fragments of a page, and the offset at which the next page starts (0: no next page).
 
     ``begin_mod_time`` and ``end_mod_time`` are both inclusive. A fragment that is in no store yet counts as
-    newer than any begin, and is listed only if the request has no ``end_mod_time``.
+    newer than any begin. It is listed only if the request has no ``end_mod_time``.
     """
     page: list[Fragment] = []
     for fragment in fragments:

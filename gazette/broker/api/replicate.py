@@ -133,8 +133,8 @@ class ReplicateApi:
     ) -> tuple[Resolution, tuple[Replica, Spool] | None]:
         """Wait for the spool. Return the local resolution, and the replica with its spool.
 
-        Return None in place of replica and spool if the resolution failed, if it has another route than the
-        primary's, or if the journal was created again since.
+        Return None in place of replica and spool if the resolution failed, or has another route than
+        ``header``. Return it also if the journal was created after ``header``.
         """
         while True:
             resolved = await self._resolve(journal, claims, header)
@@ -310,9 +310,9 @@ class _RouteWatch:
     async def _look(self) -> None:
         """Continue to watch if the route is still the same.
 
-        If the route has changed, raise ``Moved`` once the old route's primary is idle, or at once if that
-        primary has lost its lease. Raise ``Closed`` soon after this broker stops serving although the route
-        still names it: the primary cannot see that.
+        If the route has changed, raise ``Moved`` once the old route's primary is idle. Raise it at once if
+        that primary has lost its lease. Raise ``Closed`` soon after this broker stops serving although the
+        route still names it: the primary cannot see that.
 
         The route may stay while the replica is replaced, because this broker was assigned again. Raise
         ``Moved`` then, too: readers would miss the bytes that the former replica still gets.

@@ -367,8 +367,8 @@ class LoadHead(msgspec.Struct, frozen=True):
 
 
 class AwaitReadiness(msgspec.Struct, frozen=True):
-    """Wait for the first listing or for a change of the store's health, until a monotonic time at most, and
-    look again. → ReadinessSeen, Invalidated."""
+    """Wait for the first listing or a change of the store's health, until a monotonic time at most. Then look
+    again. → ReadinessSeen, Invalidated."""
 
     until: float
 

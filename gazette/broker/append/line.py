@@ -8,8 +8,8 @@ append at a time leads, until it has ended. The leader commits its own content a
 after it, if their terms permit: a group commit. So many small appends cost the replicas as little as one.
 
 An append that finds its journal's store unhealthy waits for the store in its turn. Later appends wait for the
-store before their turn. These waits do not add up: the time of each begins with the arrival of its append, or
-with the first append that waits for the store, if that is later.
+store before their turn. These waits do not add up. The time of each begins when its append arrives, or when a
+first append waits for the store: whichever is later.
 """
 
 from __future__ import annotations

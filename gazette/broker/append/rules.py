@@ -82,8 +82,8 @@ def unexpected_answer(answer: PeerAnswer) -> GazetteError:
 
 
 def is_dirty(index: IndexView, spec: JournalSpec, now: float) -> bool:
-    """Return True if only brokers hold the newest content, or if it was stored within the last flush interval
-    (24 h without an interval)."""
+    """Return True if only brokers hold the newest content, or if it was stored within the flush interval (24
+    hours if the specification has none)."""
     settled_s = spec.fragment.flush_interval_ns // _SECOND_NS or _DIRTY_FOR_DEFAULT_S
     return index.newest_mod_time == 0 or index.newest_mod_time > now - settled_s
 

@@ -6,8 +6,8 @@ it leaves (`upload_gate`). If the other follower leads next, it would give the s
 
 A follower that stays reports such bytes: the first synchronization of the new pipeline compares the ends of
 all spools. Only followers that are gone matter. If one is gone, its late uploads must not count. So the new
-primary writes its begin to etcd, which ends late uploads, and lists the stores (``Replica.begin``). This is
-needed only if a follower was lost with the former primary, or if the new primary got no content as follower.
+primary writes its begin to etcd, which ends late uploads, and lists the stores (``Replica.begin``). It does
+this only if a follower was lost with the former primary, or if it got no content as follower.
 """
 
 from __future__ import annotations

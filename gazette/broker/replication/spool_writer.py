@@ -189,5 +189,5 @@ class SpoolWriter:
             self._gathered, self._length, self._end = [], 0, self.spool.delta
             raise
         finally:
-            if digest_future is not None:
+            if digest_future is not None:  # The digest takes one batch at a time.
                 await await_future(digest_future)

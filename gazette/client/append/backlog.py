@@ -1,8 +1,8 @@
 """Stage 1 of the byte path: the bounded backlog of appends that were released and not yet sent.
 
-Threads put content in, the event loop takes batches out. Both share only the mutex of this module, which is
-held for microseconds (longer to make a spill file), and never during a wait for brokers. `JournalAppends`
-enqueues to one journal, at the least cost.
+Threads put content in, the event loop takes batches out. Both share only the mutex of this module. It is held
+for microseconds (longer to make a spill file), and never during a wait for brokers. `JournalAppends` enqueues
+to one journal, at the least cost.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ order. Transactions of shards rely on these rules:
   more. An append *without* dependencies also waits for the appends before it. So a barrier (an empty append
   with dependencies) holds back all later appends to the journal.
 - **No circles.** A dependency is a future that ``release`` has returned. So it is older than each batch that
-  depends on it, and journals may depend on each other in both directions.
+  depends on it. Journals may depend on each other in both directions.
 - **Failure is for good.** An append or a dependency may fail for a reason that time does not cure. The
   journal then accepts nothing more from this service. All waiting and later appends fail with the same error.
   ``pending_except`` still contains that failure. So a failed publish stops the commit that depends on it.
@@ -308,8 +308,8 @@ class AppendService:
         return self._backlog.bytes
 
     def waiting(self) -> dict[str, str]:
-        """Return the journals whose released appends are not all made, each with the error of its last
-        attempt (empty if it did not fail). Call this on the loop."""
+        """Return the journals whose released appends are not all made. Each has the error of its last
+        attempt, or an empty text. Call this on the loop."""
         return {
             name: queue.trouble for name, queue in self._backlog.queues.items() if queue.batches
         }

@@ -90,7 +90,7 @@ class OidcProvider:
     def _refresh(self) -> bool:
         """Begin to fetch, and return True. Return False if a fetch goes on, or began less than `RETRY_S` ago.
 
-        Should a fetch not end, begin another one after `PATIENCE_S`, and each further one after twice the
+        If a fetch does not end, begin another one after `PATIENCE_S`. Begin each further one after twice the
         time of the last.
         """
         with self._lock:

@@ -65,6 +65,7 @@ class Demand:
             self.limits[member] = min(self.limits[member], len(items_of[member]))
             for item in items_of[member]:
                 holders.setdefault(item, []).append(member)
+        # Each staying member can have one replica of an item. The youngest leaving holders keep the others.
         self.needed = {
             member: frozenset(
                 item
@@ -104,10 +105,9 @@ class Demand:
 
     @cached_property
     def network_hash(self) -> int:
-        """Hash of what the cluster needs and offers.
+        """Hash of limits, replication, and the numbers of items that need each leaving member.
 
-        These are the limits of members, the replication of items, and how many items need each
-        leaving member. The items that a leaving member hands over do not count.
+        The items that a leaving member hands over do not count.
         """
         digest = hashlib.blake2b(digest_size=8)
         needed = {member: len(items) for member, items in self.needed.items()}

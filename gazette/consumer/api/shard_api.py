@@ -135,7 +135,7 @@ class ShardApi:
         resolution = await self._resolver.resolve(
             request.shard,
             claims=claims,
-            may_proxy=header is None,
+            may_proxy=header is None,  # With a header, another member has passed the call on.
             proxy_header=header,
             read_through=dict(request.read_through),
         )

@@ -67,9 +67,9 @@ def in_present_lives(
 ) -> Checkpoint:
     """Return a restored checkpoint, adapted to the present ``lives`` of the shard's sources.
 
-    For a source with another life, begin at the offset that the operator has chosen, and forget the states of
-    its producers. If the operator has said that this life has the same bytes, continue. Raise ``Corrupt``
-    without a choice.
+    Begin a source with another life at the offset that the operator has chosen, without states of producers.
+    If the operator has said that this life has the same bytes, keep the offset. Raise ``Corrupt`` if the
+    operator has chosen nothing for this life.
     """
     sources, restarts = dict(checkpoint.sources), restarts_of(spec.labels)
     for journal, life in lives.items():

@@ -56,8 +56,8 @@ async def read_source(
     reader = RetryReader(client, params, clock=clock, on_interrupted=interrupted.set)
 
     async def check() -> None:
-        """Check the journal's end once, if the shard has read of it, and its life after each interruption of
-        the read."""
+        """Check once that the journal still reaches ``offset``. Check its life after each interruption of the
+        read."""
         if offset:
             await check_source(journal, offset, inbox, client, clock)
         while True:

@@ -21,7 +21,7 @@ class EdgeFinder(Protocol):
     """Finder of the ends of messages."""
 
     def feed(self, piece: bytes) -> int:
-        """Return the end of the last message that ends in the piece, from its begin; zero without one."""
+        """Return how many bytes of the piece precede the end of its last message; zero if no message ends."""
         ...
 
     def reset(self) -> None:

@@ -5,9 +5,9 @@ by journal. If the shard ends in between, its next owner finds the acknowledgeme
 intents*. The owner appends the intents before it commits. A backfill replaces the checkpoint, so it appends
 them, too:
 
-- For a **recovery log**, the driver plays the former state back, and again if the log has grown before the
-  driver's fence. After the fence no owner can commit to that state, so its checkpoint is final. The driver
-  appends the intents before it appends or publishes the new state.
+- For a **recovery log**, the driver plays the former state back. It does so again if the log has grown before
+  the driver's fence. After the fence no owner can commit to that state, so its checkpoint is final. The
+  driver appends the intents before it appends or publishes the new state.
 - For a **database**, the transaction of the new state locks the row, and adds the row's intents to the new
   checkpoint. The shard appends the intents when it starts (`gazette.stores.claims`).
 

@@ -294,7 +294,7 @@ class TableSequencer(Sequencer[Any]):
     def consume_first(self, rows: DecodedRows, committed: CommittedRows, count: int) -> None:
         """Sequence a chunk again after `restore`, as if only the first ``count`` committed rows were in it.
 
-        These rows may end within those that one acknowledgement commits. Then the others stay pending.
+        The last of these rows may be in the middle of a transaction. Its later rows then stay pending.
         """
         end = int(committed.commit_positions[count])
         if end:

@@ -4,8 +4,8 @@ A transaction over several journals commits by an acknowledgement in each journa
 two of them would leave a part of the transaction visible. So the acknowledgements are recorded first: the
 record decides the commit. The next publisher with the same directory appends the recorded acknowledgements.
 
-Only one publisher at a time may use the directory. Otherwise another one could append an old acknowledgement
-while its producer is within the next transaction, and roll that transaction back.
+Only one publisher at a time may use the directory. Another publisher could append an old acknowledgement
+while its producer is within the next transaction. That would roll the next transaction back.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Stage 10 of the byte path: the file bytes of a stored fragment become its journal bytes.
 
 A stored file is not trusted. Its name gives the number of its decoded bytes, and their SHA-1. Decoding stops
-at the first additional byte. A file that ends early is an error. If the fragment was read from its start to
-its end, another digest is an error, too, unless the caller checks the digest.
+at the first additional byte. A file that ends early is an error. If the fragment was read from start to end,
+a wrong digest is an error, too, unless the caller checks it.
 """
 
 from __future__ import annotations

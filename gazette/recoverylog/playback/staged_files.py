@@ -171,9 +171,9 @@ class StagedFiles:
         return descriptor
 
     def _require_whole(self, fsm: RecoveryFSM) -> None:
-        """Raise ``Corrupt`` for a file with another length than was written: a standby keeps files for days.
+        """Raise ``Corrupt`` for a file with another length than was written to it.
 
-        A file that lost its end may look valid, with an older state.
+        A standby keeps files for days. One that lost its end meanwhile may look valid, with an older state.
         """
         for fnode, node in fsm.nodes.items():
             expected, length = self._lengths.get(fnode, 0), self._staged(fnode).stat().st_size

@@ -18,8 +18,8 @@ Rules that keep this exact, each found by cutting logs:
 - No key is written while a commit is recorded. (RocksDB may flush and compact.)
 - Open WALs and the manifest *before* the second look at the manifest: they may be gone later.
 - The log unlinks a file only after the manifest that makes it obsolete, and in the same append.
-- Hold played-back files open until the first commit. Then no new file gets their inodes, and name and
-  inode distinguish a recorded file from a new file of the same name.
+- Hold played-back files open until the first commit. Then no new file gets their inodes. So name and inode
+  distinguish a recorded file from a new file of the same name.
 """
 
 from __future__ import annotations

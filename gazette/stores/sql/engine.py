@@ -60,10 +60,9 @@ def create_tables(engine: sa.Engine, metadata: sa.MetaData) -> None:
 def create_engine(url: str, **options: Any) -> sa.Engine:
     """Return an engine of SQLAlchemy with the settings that stores need. All shards may share it.
 
-    Connections to a server are tested when they leave the pool: a restart may have broken them.
-    SQLite uses WAL mode, takes the write lock when a transaction begins that is not only a store's query,
-    and waits up to 30 s for the lock.
-    Raise ``Invalid`` for a URL of no known database, or if its driver is not installed.
+    Connections to a server are tested when they leave the pool: a restart may have broken them. SQLite uses
+    WAL mode. A transaction takes the write lock at its begin, and waits up to 30 s for the lock; a store's
+    query takes none. Raise ``Invalid`` for a URL of no known database, or if its driver is not installed.
     """
     try:
         backend = sa.make_url(url).get_backend_name()

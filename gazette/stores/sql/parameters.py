@@ -35,7 +35,7 @@ def require_kept(
     context: Any,
     executemany: bool,
 ) -> None:
-    """Raise ``InvalidValue`` for a parameter that the database would change, or refuse without its name.
+    """Raise ``InvalidValue`` for a parameter that the database would change, or refuse without naming it.
 
     This is a listener of ``before_cursor_execute``: SQLAlchemy's types have converted the values before.
     """

@@ -70,12 +70,12 @@ class SQLStore(Store):
     begins, on any connection of the pool. So an application reads its own writes, at every isolation
     level. Two transactions that change a row in turn do not conflict.
 
-    With ``overlap``, the next transaction begins at once, on a second connection, while the previous one
-    waits for its messages to be published. The next one does **not** see the changes of the previous one.
-    Results are exact only if each statement finds and changes its row in one step. Examples are ``UPDATE
-    … SET n = n + 1`` and ``INSERT … ON CONFLICT``, which wait for a row's lock under READ COMMITTED. To
-    read a value and write it back is never exact. Under REPEATABLE READ or above, such transactions fail.
-    SQLite, which has one writer, waits.
+    With ``overlap``, the next transaction begins at once, on a second connection. The previous one may still
+    wait for its messages to be published. The next one does **not** see the changes of the previous one.
+    Results are exact only if each statement finds and changes its row in one step. Examples are ``UPDATE …
+    SET n = n + 1`` and ``INSERT … ON CONFLICT``, which wait for a row's lock under READ COMMITTED. To read a
+    value and write it back is never exact. Under REPEATABLE READ or above, such transactions fail. SQLite,
+    which has one writer, waits.
     """
 
     def __init__(

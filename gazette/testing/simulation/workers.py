@@ -102,7 +102,7 @@ class SimWorker:
     # Turns.
 
     def pause_until(self, ready: Callable[[], bool], timeout_s: float | None) -> None:
-        """Give turns back to the loop until ``ready()`` after a `wake`, or until ``timeout_s`` has passed."""
+        """Give turns back to the loop until ``timeout_s`` has passed, or a `wake` finds that ``ready()``."""
         if not self.is_current:
             raise Bug("only the thread of a worker waits for it", worker=self.name)
         loop = self._loop

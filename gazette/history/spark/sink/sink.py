@@ -129,8 +129,8 @@ class _Writer:
 
 
 class GazetteWriter(_Writer, DataSourceArrowWriter):
-    """Publishes a table: its rows become visible at the commit. If the driver dies in the commit, some may
-    stay invisible, until a write with the same ``commits`` and ``commitId`` completes it."""
+    """Publishes a table: its rows become visible at the commit. If the driver dies in the commit, some rows
+    may stay invisible. A write with the same ``commits`` and ``commitId`` completes that commit."""
 
     @with_hints()
     def commit(self, messages: list[Any]) -> None:

@@ -52,8 +52,8 @@ from gazette.protocol.ids import JournalName, Offset
 from gazette.runtime.clock import Clock
 
 _DRIVER_BYTES: Final = 1 << 18
-"""Upper bound of the bytes without a summary that the driver reads for a batch after the first, except those
-that tasks were asked for before. Another batch, for tasks, takes longer than to read so few."""
+"""Most bytes without a summary that the driver reads for a batch after the first. Bytes whose summaries tasks
+were asked for before do not count. Another batch, for tasks, takes longer than to read so few."""
 _KEPT_MAX: Final = 10_000
 """Greatest number of pieces with a kept summary that are remembered."""
 
@@ -210,10 +210,10 @@ class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ends: Mapping[JournalName, Offset],
         asked: Mapping[JournalName, Offset],
     ) -> dict[JournalName, Offset]:
-        """Return earlier ends than ``ends`` if more than `_DRIVER_BYTES` before these have no summary yet.
+        """Return ``ends``, or earlier ends if more than `_DRIVER_BYTES` before ``ends`` have no summary yet.
 
-        Do not wait a second time for summaries that tasks were asked for: the driver reads those bytes,
-        however many they are.
+        Do not count bytes whose summaries tasks were asked for before. The driver reads all of these itself,
+        rather than wait a second time.
         """
         ready = dict(ends)
         if not (self._planned or self._journals.has_target):

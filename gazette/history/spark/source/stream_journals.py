@@ -145,8 +145,8 @@ class StreamJournals:
         return [_until(j, self._target[j.journal]) for j in journals if j.journal in self._target]
 
     def kept(self, known: Sources) -> Sources:
-        """Return ``known`` without journals that were created again, or have lost what was read: read these
-        from their begin."""
+        """Return ``known`` without the journals to read from their begin again. These were created again, or
+        have lost bytes that were read."""
         self._list(known)
         again = {
             name
