@@ -120,7 +120,7 @@ def local_id_of(state: State) -> ProcessId:
 
 def spec_of(state: State, journal: JournalName, life: Revision) -> JournalSpec | None:
     """Return the specification of a journal that was created at revision ``life``; None if the journal is
-    gone, also if its name belongs to a later journal.
+    gone, even if its name belongs to a later journal.
     """
     item = state.item(journal)
     if item is None or item.raw.create_revision != life:

@@ -325,7 +325,7 @@ def _message(kind: Any, frame: bytes) -> Any:
 
 
 def _batch(arrays: Sequence[pa.Array], schema: pa.Schema, count: int) -> pa.RecordBatch:
-    """Return a batch of ``count`` rows, also if it has no columns."""
+    """Return a batch of ``count`` rows, even if it has no columns."""
     if arrays:
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
     rows = pa.Array.from_buffers(pa.struct([]), count, [None], children=[])

@@ -293,7 +293,7 @@ class CommittedReader(Generic[M]):
         step = _HORIZON // AGE_STEPS
         latest = clock_at(now_ns) + _HORIZON
         if clock > latest or clock < self._prune_at <= latest + step:
-            return  # Clocks beyond ``latest`` do not count, also if they did while ``now_ns`` was wrong.
+            return  # Clocks beyond ``latest`` do not count, even if they did while ``now_ns`` was wrong.
         self._sequencer.checkpoint(PRUNE_HORIZON_NS, now_ns)
         self._prune_at = clock + step
 

@@ -235,7 +235,7 @@ class _Read:
 
     async def _settle(self, wanted: ByteRange | None) -> ByteRange | Response | None:
         """Check the conditions against the present journal. Return the range to read, with a suffix resolved
-        to offsets; None for the whole journal, also if ``If-Range`` does not hold.
+        to offsets; None for the whole journal, even if ``If-Range`` does not hold.
 
         Return a response if it is decided already: the journal cannot be read, a condition decides, or the
         suffix has no bytes. ``If-None-Match`` does not count with ``block``.

@@ -367,7 +367,7 @@ class AppendService:
     def _on_failure(self, error: BaseException) -> None:
         if not self._defect.done():
             self._defect.set_exception(error)
-            # Retrieve the error also if `run` is not called: the futures have failed as well.
+            # Retrieve the error even if `run` is not called: the futures have failed as well.
             self._defect.exception()
 
     def abandon(self) -> None:

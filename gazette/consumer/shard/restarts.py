@@ -68,7 +68,7 @@ _REASONS: Final = {
 def reason_of(
     error: BaseException, classify: Callable[[Exception], ErrorCause] | None
 ) -> RestartReason:
-    """Return the kind of a failure, also if other errors wrap its cause.
+    """Return the kind of a failure, even if other errors wrap its cause.
 
     ``classify`` is `Store.classify_error` of the shard's store; None without a store.
     """

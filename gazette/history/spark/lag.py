@@ -32,7 +32,7 @@ class JournalLag:
     offset: Offset
     """Offset up to which the stream has read."""
     end: Offset
-    """End of the journal when the batch was planned, also if the stream waits for earlier bytes."""
+    """End of the journal when the batch was planned, even if the stream waits for earlier bytes."""
     read_until: datetime.datetime | None
     """Clock of the newest committed message that was read. None: none was read yet, or
     ``read_uncommitted``."""

@@ -33,7 +33,7 @@ async def append_repeatable(
     content: bytes,
     permit: Callable[[], Awaitable[None]] | None = None,
 ) -> AppendResult:
-    """Append content whose repetition does no harm: repeat also if the outcome is open (``Broken``).
+    """Append content whose repetition does no harm: repeat even if the outcome is open (``Broken``).
 
     A broker answers so if a replica is lost within the append, or if the broker itself stops. Await
     ``permit`` before each attempt. Raise ``Broken`` after `REPEATS_MAX` repetitions. For other errors see

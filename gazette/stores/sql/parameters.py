@@ -99,7 +99,7 @@ def _is_adapted(value: Any) -> bool:
 
 
 def _named(row: Any, context: Any) -> Parameters:
-    """Return parameters by name, also if SQLAlchemy passes them by position."""
+    """Return parameters by name, even if SQLAlchemy passes them by position."""
     named: Parameters = row if isinstance(row, Mapping | Sequence) else ()
     names = getattr(getattr(context, "compiled", None), "positiontup", None)
     if names is None or isinstance(row, Mapping) or len(set(names)) != len(named):

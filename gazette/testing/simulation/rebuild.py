@@ -117,7 +117,7 @@ class Rebuild:
     async def _enable(self) -> None:
         """Write that the shard is enabled. Repeat that until a member answers.
 
-        Write the specification also if it is enabled: a call to disable it may be on its way yet.
+        Write the specification even if it is enabled: a call to disable it may be on its way yet.
         """
         while True:
             try:

@@ -106,7 +106,7 @@ def decode_lives(offset: StreamOffset) -> dict[JournalName, JournalLife]:
 
 
 def encode_ends(journals: Iterable[JournalSnapshot]) -> StreamOffset:
-    """Return the ends of journals for a query's progress, also if the query waits for earlier bytes."""
+    """Return the ends of journals for a query's progress, even if the query waits for earlier bytes."""
     ends = {}
     for journal in journals:
         waits = journal.awaited
