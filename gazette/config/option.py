@@ -124,7 +124,7 @@ class Option:
         return f"{self.group}.{self.name}" if self.group else self.name
 
     def parse(self, text: str, source: str) -> Any:
-        """Return the value of a text. Raise ``Invalid``, with the path ``source``, for a text without one."""
+        """Return the value of a text. Raise ``Invalid``, with the path ``source``, for any other text."""
         try:
             value = _PARSERS[self.kind](text)
         except (ValueError, Invalid) as error:

@@ -314,7 +314,7 @@ class Application(ABC, Generic[StoreT]):
         return journal.labels.value_of(MESSAGE_UUID) or ""
 
     def message_time_of(self, journal: JournalSpec) -> MessageTime | None:
-        """Return where messages of a source journal have their time. None: the clock of their publisher.
+        """Return where messages of a source journal have their time, or None for their publisher's clock.
 
         A message without a usable time is an error of that message: see `poison_policy`. Default: None. A
         `Source` with ``time=`` overrides this.

@@ -95,7 +95,7 @@ class Index:
         self.unexplained = NONE
         """Stored fragments that may or may not be the journal's, as of the last listing."""
         self.unexplained_to: Offset = 0
-        """End of the unexplained fragments; zero without any."""
+        """End of the unexplained fragments; zero if there are none."""
         self._known_head: Offset = 0
         """An offset that the journal has reached. The fragments here may end earlier."""
         self._lost: tuple[tuple[Offset, Offset], ...] = ()

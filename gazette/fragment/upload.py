@@ -248,7 +248,7 @@ class Upload:
         return limit is not None and limit < end
 
     async def _limit(self) -> Offset | None:
-        """Return the limit of the upload; None without one. Raise ``_Deleted`` or ``Unconfirmed``."""
+        """Return the limit of the upload; None for no limit. Raise ``_Deleted`` or ``Unconfirmed``."""
         try:
             return await self._shared.limit_of(self.spool.fragment.journal, self.life, self.tenure)
         except NotFound as error:

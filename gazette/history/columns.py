@@ -253,7 +253,7 @@ class ColumnDecoder:
         return Decoded(_columns(begins, ends, b"".join(uuids)), position)
 
     def _uuid_of_malformed(self, framing: Framing[Any], error: MalformedMessage) -> bytes:
-        """Return the UUID that a malformed frame shows; the nil UUID without one, or if it is skipped.
+        """Return the UUID that a malformed frame shows; the nil UUID if it shows none, or is skipped.
 
         Raise ``error``, with the journal, if malformed frames fail. Raise `MalformedArray` for an array that
         is not skipped.

@@ -127,7 +127,7 @@ class JournalSnapshot:
 
     @property
     def first(self) -> Offset:
-        """Offset of the first byte that is read; ``end`` without any."""
+        """Offset of the first byte that is read; ``end`` if no byte is read."""
         return self.pieces[0].begin if self.pieces else self.end
 
     @property

@@ -73,7 +73,7 @@ class ProducerSummary:
     after_outside: State | None = None
     """State before the first acknowledgement, if the message with the clock ``outside`` is new."""
     pending: int = 0
-    """Clock of the first pending message; zero without one."""
+    """Clock of the first pending message; zero if no message is pending."""
     pending_begin: Offset = 0
     """Offset of the first pending message."""
     pending_newest: int = 0

@@ -195,7 +195,7 @@ class Acceptor:
         return True
 
     def _cancel_starting(self) -> bool:
-        """Close the first connection that is in its TLS handshake. Return False without one."""
+        """Close the first connection that is in its TLS handshake. Return False if no connection is."""
         for task in self._starting:
             if not task.cancelling():
                 task.cancel()

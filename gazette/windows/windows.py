@@ -173,7 +173,7 @@ class Windows(Generic[S, V, R]):
         value: V,
         closed_us: int | None,
     ) -> bool:
-        """Add a value to the windows of its time that end after ``closed_us``. Return False without any."""
+        """Add a value to the windows of its time that end after ``closed_us``. Return False if none does."""
         assert not isinstance(self.spans, Sessions)
         all_spans = self.spans.spans_of(unix_us(at))
         spans = [(begin, end) for begin, end in all_spans if closed_us is None or end > closed_us]
@@ -208,7 +208,8 @@ class Windows(Generic[S, V, R]):
         value: V,
         closed_us: int | None,
     ) -> bool:
-        """Add a value to the open sessions that ``span`` touches, merged into one; without any, to a new one.
+        """Add a value to the open sessions that ``span`` touches, and merge these. If it touches none, open
+        one.
 
         Return False if the watermark ``closed_us`` has reached the end of the span, and the span touches no
         open session.

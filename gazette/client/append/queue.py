@@ -243,7 +243,7 @@ class JournalQueue:
         self.spill: SpillFile | None = None  # The file that takes content now; None: make one.
         self.validated: AppendParams | None = None  # The parameters that were checked last.
         self.trouble = ""
-        """The error of the first batch's last attempt, until the next attempt; empty without one."""
+        """The error of the first batch's last attempt, until the next attempt; empty for no error."""
         self.failure: BaseException | None = None
         self.failed_future: OpFuture[AppendResult] | None = None
         """A future that has failed with ``failure``, for all later appends."""

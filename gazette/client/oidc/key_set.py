@@ -39,7 +39,7 @@ class KeySet:
     """The keys that a provider has, and tokens that were verified by them. A new set verifies again."""
 
     def __init__(self, document: Mapping[str, Any], fetched_at: float) -> None:
-        """Take the usable keys of a set. Raise ``Unavailable`` without any. ``fetched_at`` is monotonic."""
+        """Take the usable keys of a set, or raise ``Unavailable``. ``fetched_at`` is monotonic."""
         self.fetched_at: Final = fetched_at
         entries = document.get("keys")
         entries = entries[:_KEYS_MAX] if isinstance(entries, list) else []

@@ -21,7 +21,7 @@ class MessageRows(Sequence[Envelope[Any]]):
 
     @abstractmethod
     def distinct(self, attribute: str) -> Sequence[Hashable] | None:
-        """Return the different values of an attribute of the messages. None: the columns do not show them."""
+        """Return the different values of an attribute of the messages, or None if no columns show them."""
 
     @abstractmethod
     def size_of(self, count: int) -> int:

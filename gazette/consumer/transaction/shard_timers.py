@@ -334,7 +334,7 @@ class ShardTimers:
 
     def next_s(self) -> float | None:
         """Return the seconds until the first timer of processing time, or until a source becomes idle if
-        timers of event time wait: the less of both. None without either."""
+        timers of event time wait: the lesser of these. None: neither."""
         waits = []
         if self._processing_queue.ahead_from is not None:
             at_us = self._processing_queue.ahead_from[0]

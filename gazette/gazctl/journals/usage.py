@@ -142,7 +142,7 @@ class JournalFinder:
         return fragment if owner.owns(fragment.path_postfix) else None
 
     def _journal_above(self, directory: str) -> JournalName:
-        """Return the journal with the longest name that a path begins with; empty without one."""
+        """Return the journal with the longest name that a path begins with; empty if no name fits."""
         while directory and directory not in self._specs:
             directory = directory.rpartition("/")[0]
         return directory

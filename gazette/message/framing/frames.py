@@ -182,7 +182,7 @@ class Framing(ABC, Generic[M]):
             )
 
     def resume(self, data: bytes) -> int | None:
-        """Return the position in ``data`` at which a frame that is too long ends. None: it does not end."""
+        """Return the position in ``data`` at which a frame that is too long ends, or None if it does not."""
         newline = data.find(_NEWLINE)
         return None if newline < 0 else newline + 1
 

@@ -155,7 +155,7 @@ class Playback:
         return self.offset + len(self._buffer)
 
     def wanted(self) -> tuple[str, int] | None:
-        """Return the (log, offset) to read next, in another log or after a gap. None: the next byte."""
+        """Return the (log, offset) to read next: in another log, or after a gap. None for the next byte."""
         if not self.fsm.hinted_segments:
             return None
         if self._raw is not None and self._raw.fnode is not None:

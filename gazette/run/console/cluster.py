@@ -238,7 +238,7 @@ class ClusterWatch:
         raise Unavailable(f"its pages below /debug cannot be read: {reason}")
 
     def primary_of(self, shard: ListedShard) -> SeenMember | None:
-        """Return the member that is primary of a shard; None without one, or if it was not asked yet."""
+        """Return the member that is primary of a shard. None: no member is, or it was not asked yet."""
         route = shard.route
         if route.primary is None or not route.endpoints:
             return None

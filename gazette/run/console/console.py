@@ -319,7 +319,7 @@ def waiting(make: Answer) -> Answer:
 
 
 def required(arguments: Arguments, name: str) -> str:
-    """Return an argument. Raise ``Invalid`` without it."""
+    """Return an argument. Raise ``Invalid`` if it is missing."""
     if not arguments.get(name):
         raise Invalid("is missing", path=name)
     return arguments[name]

@@ -149,7 +149,7 @@ def message_of(frame: CutMessage, content_type: str, place: str) -> dict[str, An
 
 
 def _uuid_in(text: str, content_type: str, place: str) -> bytes:
-    """Return the UUID of a line; empty without one. A line that was cut is searched for it."""
+    """Return the UUID of a line; empty if it has none. A line that was cut is searched for it."""
     value: Any = text.partition(",")[0].strip('"') if content_type == CONTENT_CSV else ""
     if content_type == CONTENT_JSON_LINES:
         try:

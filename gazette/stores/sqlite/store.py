@@ -167,7 +167,7 @@ class SQLiteStore(Store):
             self._committed = self._checkpoint_row()
             """The checkpoint of the last commit, encoded; None before the first commit."""
             self._opened_at: tuple[Any, ...] | None = self._changes()
-            """`_changes` when the store was opened. None: the checkpoint was restored since."""
+            """`_changes` when the store was opened. None once the checkpoint was restored."""
         except BaseException:
             self.destroy()
             raise

@@ -87,14 +87,14 @@ class SimMember(SimProcess):
         raise NotImplementedError
 
     def config(self, application: Application[Any]) -> Mapping[str, Any] | None:
-        """Return the settings of the application's groups. None: it has none."""
+        """Return the settings of the application's groups, or None if it has none."""
         return None
 
     def serve_beside(self, service: ConsumerMember) -> None:
         """Add servicers of the simulation to a member's server, before it starts."""
 
     def fragments(self) -> FragmentAccess | None:
-        """Return how the process reads stored fragments without a broker. None: it does not."""
+        """Return how the process reads stored fragments without a broker, or None if it does not."""
         return None
 
     async def _main(self) -> None:
