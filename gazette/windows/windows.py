@@ -208,8 +208,7 @@ class Windows(Generic[S, V, R]):
         value: V,
         closed_us: int | None,
     ) -> bool:
-        """Add a value to the open sessions that ``span`` touches, and merge these. If it touches none, open
-        one.
+        """Add a value to the open sessions that ``span`` touches, merged into one, or else to a new session.
 
         Return False if the watermark ``closed_us`` has reached the end of the span, and the span touches no
         open session.
