@@ -363,7 +363,7 @@ class Schema:
     def _file_keys(self) -> dict[str, tuple[int, Option | None, str]]:
         """Return rank, option and usual name of each key that a file may have, by the folded key.
 
-        If several keys set an option, that of the greatest rank counts. Options of other programs are None.
+        If several keys set an option, the greatest rank counts. An option of another program is None.
         """
         file_keys: dict[str, tuple[int, Option | None, str]] = {}
         for section, cls in self._others.items():

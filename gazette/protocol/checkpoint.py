@@ -43,7 +43,7 @@ class SourceCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Sources by journal, and ACK intents by journal, to append once the checkpoint has committed.
+    """Offsets and producers of each source, and ACK intents to append once the checkpoint has committed.
 
     Encoded forms are canonical: checkpoints with equal parts have equal bytes, in any order of their
     dictionaries. ``==`` does not compare ``application``.

@@ -153,7 +153,7 @@ def list_route(
 def _all_shards(collect: Callable[[ShardRequest], _Values | _Page]) -> AskShards:
     """Return the function that asks all shards and combines their answers.
 
-    ``collect`` returns an empty collection for the answers to a request, or raises ``Invalid``.
+    ``collect`` makes the empty collection for the answers to one request, or raises ``Invalid``.
     """
 
     async def answer(asked: Question[HttpAnswer]) -> QueryResult[HttpAnswer]:
