@@ -23,11 +23,22 @@ from gazette.protocol.text import duration
 from gazette.runtime.clock import SystemClock
 from gazette.testing.broker import BrokerFixture
 from gazette.testing.consumer import LOGS, shard_spec
-from tests.consumer.apps import SHARD, SOURCE, Echo, Start, append, frame, source_spec
+from tests.consumer.apps import (
+    SHARD,
+    SOURCE,
+    Echo,
+    Start,
+    ack,
+    append,
+    frame,
+    pending,
+    source_spec,
+)
 from tests.facts import raises
 from tests.support.instant_clock import eventually
 
 TARGET = "b/target"
+OTHER_PRODUCER = bytes([1, 2, 3, 4, 5, 7])
 
 
 class Hasty(SystemClock):
@@ -223,6 +234,30 @@ async def test_a_query_that_waits_for_pruned_bytes_says_so(
     await member.update(replace(spec, sources=(ShardSource(PRUNED, end),)))
     await member.shards.unassign([SHARD])
     assert await ask(20.0) == {}
+
+
+async def test_a_minimum_offset_leaves_out_transactions_that_began_before_it(
+    start: Start, broker: BrokerFixture
+) -> None:
+    """Their first messages are gone: a shard that waited for these would consume nothing more."""
+    await create_source_with_retention(broker)
+    member = await start()
+    spec = shard_spec(SHARD, PRUNED)
+    await member.create(spec)
+    words = [pending("a", number) for number in range(1, 40)]
+    other = frame("other", 1, producer=OTHER_PRODUCER)
+    end = await append(broker, *words, other, journal=PRUNED)
+    await member.read_through(SHARD, {PRUNED: end})
+    await prune_whole(broker)
+    head = await append(broker, pending("b", 40), journal=PRUNED)
+    former = member.shard(SHARD)
+    await member.update(replace(spec, sources=(ShardSource(PRUNED, head),)))
+    await member.shards.unassign([SHARD])
+    held = member.service.resolver
+    await member.until(lambda: held.local_shards.get(SHARD, former) is not former)
+    end = await append(broker, pending("c", 41), ack(42), journal=PRUNED)
+    await member.read_through(SHARD, {PRUNED: end})
+    assert member.store(SHARD).read() == {"other": 1, "c": 1}
 
 
 async def not_passed_on(channel: object, header: object) -> Any:

@@ -28,7 +28,7 @@ from gazette.consumer.shard.hints_store import (
 )
 from gazette.consumer.shard.journals import ShardJournals
 from gazette.consumer.shard.loop_shard_io import LoopShardIO, ShardParts
-from gazette.consumer.shard.source_lives import in_present_lives
+from gazette.consumer.shard.source_lives import in_present_lives, without_earlier_spans
 from gazette.consumer.shard.source_reader import read_source
 from gazette.consumer.transaction.poison_handler import checked_policy
 from gazette.consumer.transaction.shard_callbacks import (
@@ -125,6 +125,7 @@ class Primary:
                 await journals.check_dead_letters(self._poison_policy.dead_letters)
         lives = {journal: listed.life for journal, listed in self._journals.items()}
         checkpoint = in_present_lives(checkpoint, lives, shard.spec)
+        checkpoint = without_earlier_spans(checkpoint, self._sources)
         read_through = {name: source.read_through for name, source in checkpoint.sources.items()}
         self._parts.progress.update(read_through, {})
         for source in self._sources:

@@ -1,4 +1,5 @@
-"""Sources that were deleted and created again: the offset at which a shard begins in the new life. Pure.
+"""Sources whose former bytes are not to be read again: those that were created again, and minimum offsets.
+Pure.
 
 A shard reads another life of a source only from an offset that an operator has chosen for that life. The
 choice is a label of the shard's specification. The original ignores this label.
@@ -17,7 +18,7 @@ from gazette.protocol.checkpoint import Checkpoint, SourceCheckpoint
 from gazette.protocol.ids import JournalName, Offset, Revision, ShardId
 from gazette.protocol.journal_life import JournalLife, created_again
 from gazette.protocol.label_set import Label, LabelSet
-from gazette.protocol.shard import ShardSpec
+from gazette.protocol.shard import ShardSource, ShardSpec
 
 _SAME: Final = "same"
 _CHOICE: Final = re.compile(rf"([0-9]{{1,18}})\.([0-9]{{1,18}}|{_SAME})\.(.+)", re.ASCII)
@@ -83,6 +84,23 @@ def in_present_lives(
         if restart.offset is not None:
             sources[journal] = SourceCheckpoint(restart.offset)
     return replace(checkpoint, sources=sources, lives={**checkpoint.lives, **lives})
+
+
+def without_earlier_spans(checkpoint: Checkpoint, read: Iterable[ShardSource]) -> Checkpoint:
+    """Return a checkpoint without open transactions that began before the minimum offset of a source.
+
+    Change only sources whose minimum offset is beyond what the shard has read. To complete such a
+    transaction, the shard would read bytes before the minimum offset, which may be gone.
+    """
+    sources = dict(checkpoint.sources)
+    for source in read:
+        former = sources.get(source.journal)
+        if former is not None and source.min_offset > former.read_through:
+            producers = {
+                producer: replace(state, begin=None) for producer, state in former.producers.items()
+            }
+            sources[source.journal] = replace(former, producers=producers)
+    return replace(checkpoint, sources=sources)
 
 
 def another_life(
