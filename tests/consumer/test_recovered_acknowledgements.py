@@ -56,3 +56,10 @@ async def test_a_journal_counts_as_gone_only_after_some_time() -> None:
         assert broker.content_of(JOURNAL) == b"ack"
         broker.missing.add(JOURNAL)
         assert await appended(broker) is None
+
+
+async def test_a_journal_whose_head_must_be_confirmed_is_waited_for() -> None:
+    """An operator confirms the head after all of the journal's brokers were lost. The shard then goes on."""
+    async with StubBroker() as broker:
+        broker.on_append(*[Reply(Status.INDEX_HAS_GREATER_OFFSET)] * 3)
+        assert (await appended(broker)).commit.end == 3

@@ -21,6 +21,7 @@ from gazette.cluster.etcd.client import Etcd
 from gazette.errors import Broken, Closed, Corrupt, Fenced, GazetteError, Unavailable
 from gazette.protocol.hints import FSMHints
 from gazette.protocol.journal import SuspendLevel
+from gazette.protocol.status import Status
 from gazette.recoverylog.log.broker_logs import REPEATS_MAX, append_repeatable
 from gazette.recoverylog.log.ops import Create, RecordedOp, encode_op
 from gazette.recoverylog.log.recorder import Recorder, fence
@@ -33,7 +34,7 @@ from gazette.runtime.tasks import BlockingPool, TaskScope, await_future
 from gazette.testing.broker import BrokerFixture, journal_spec
 from tests.facts import is_advised, raises
 from tests.support.instant_clock import InstantClock, breathe, eventually
-from tests.support.stub_broker import Fail, LoseReply, StubBroker
+from tests.support.stub_broker import Fail, LoseReply, Reply, StubBroker
 
 LOG = "recovery/log"
 FORK = "recovery/fork"
@@ -775,4 +776,45 @@ async def test_appends_with_an_open_outcome_are_repeated(tmp_path: Path) -> None
         broker.on_append(*[Fail(grpc.StatusCode.UNKNOWN)] * (REPEATS_MAX + 1))
         with pytest.raises(Broken):
             await append_repeatable(client, AppendParams(LOG), b"")
+    pool.close()
+
+
+@pytest.mark.parametrize(
+    "status", [Status.INDEX_HAS_GREATER_OFFSET, Status.FRAGMENT_STORE_UNHEALTHY]
+)
+async def test_a_promotion_waits_with_the_reason_while_appends_are_refused(
+    tmp_path: Path, status: Status
+) -> None:
+    """An operator confirms the head, or the store comes back. Nothing else would start the shard again."""
+    pool = BlockingPool("player", 1)
+    reasons: list[str] = []
+    async with StubBroker() as broker, Client(broker.endpoint, clock=InstantClock()) as client:
+
+        async def permit() -> None:
+            reasons.append(client.waits.reason(LOG))
+            if len(reasons) == 1:
+                broker.on_append(*[Reply(status)] * (REPEATS_MAX + 1))
+
+        player = Player(FSMHints(log=LOG), tmp_path / "files", client, SystemClock(), pool)
+        broker.on_append(*[Reply(status)] * (REPEATS_MAX + 1))  # Looks at the head.
+        player.hand_off(7, permit=permit)
+        async with asyncio.timeout(10):
+            assert (await player.play()).author == 7
+        assert len(reasons) == REPEATS_MAX + 2
+        assert status.name in reasons[-1]
+    pool.close()
+
+
+async def test_a_view_waits_while_appends_are_refused(tmp_path: Path) -> None:
+    """A query of a standby asks where the log ends. A refusal must not end the standby."""
+    pool = BlockingPool("player", 1)
+    async with StubBroker() as broker, Client(broker.endpoint, clock=InstantClock()) as client:
+        player = Player(FSMHints(log=LOG), tmp_path / "files", client, SystemClock(), pool)
+        async with TaskScope("standby") as scope:
+            scope.spawn(player.play(), name="play")
+            await player.tailing.wait()
+            broker.on_append(Reply(Status.FRAGMENT_STORE_UNHEALTHY))
+            async with asyncio.timeout(10):
+                assert await player.view(lambda files: dict(files.paths)) == {}
+            scope.cancel()
     pool.close()

@@ -140,7 +140,8 @@ class LoopShardIO:
 
         async def append() -> Any:
             try:
-                return await append_repeatable(client, AppendParams(journal), intent)
+                params = AppendParams(journal)
+                return await append_repeatable(client, params, intent, is_owner=True)
             except NotFound:
                 log.warning(
                     "journal %(journal)s of a recovered acknowledgement is gone",

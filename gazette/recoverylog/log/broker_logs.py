@@ -12,7 +12,7 @@ from gazette.client.append.appender import AppendParams, AppendResult, SuspendCo
 from gazette.client.read.reader import OffsetJump, ReadParams
 from gazette.client.rpc.errors import status_of
 from gazette.client.waits import RepeatedCall
-from gazette.errors import Broken, NotAllowed, Unavailable
+from gazette.errors import Broken, GazetteError, NotAllowed, Unavailable
 from gazette.protocol.ids import JournalName, Offset
 from gazette.protocol.status import Status
 
@@ -25,6 +25,10 @@ T = TypeVar("T")
 READ_BYTES: Final = 1 << 20
 REPEATS_MAX: Final = 10
 """Greatest number of repetitions of an append after answers that leave its outcome open."""
+_CURED: Final = frozenset(
+    {Status.INDEX_HAS_GREATER_OFFSET.name, Status.FRAGMENT_STORE_UNHEALTHY.name}
+)
+"""Refusals that end once an operator has confirmed the head of the journal, or its store is healthy."""
 
 
 async def append_repeatable(
@@ -32,22 +36,27 @@ async def append_repeatable(
     params: AppendParams,
     content: bytes,
     permit: Callable[[], Awaitable[None]] | None = None,
+    *,
+    is_owner: bool = False,
 ) -> AppendResult:
     """Append content whose repetition does no harm: repeat even if the outcome is open (``Broken``).
 
     A broker answers so if a replica is lost within the append, or if the broker itself stops. Await
-    ``permit`` before each attempt. Raise ``Broken`` after `REPEATS_MAX` repetitions. For other errors see
-    `Client.append`.
+    ``permit`` before each attempt. Raise ``Broken`` after `REPEATS_MAX` such answers. ``is_owner``: no
+    other process would append in this one's place. So wait while brokers refuse the append for a reason of
+    `_CURED`. For other errors see `Client.append`.
     """
-    question = RepeatedCall()
+    question, broken = RepeatedCall(), 0
     try:
         for attempt in count():
             if permit is not None:
                 await permit()
             try:
                 return await client.append(params, content)
-            except Broken as error:
-                if attempt == REPEATS_MAX:
+            except GazetteError as error:
+                broken += isinstance(error, Broken)
+                is_repeated = isinstance(error, Broken) and broken <= REPEATS_MAX
+                if not (is_repeated or (is_owner and status_of(error) in _CURED)):
                     raise
                 client.waits.note(question, params.journal, error)
             await client.clock.sleep(backoff_s(attempt))
@@ -56,15 +65,15 @@ async def append_repeatable(
     raise AssertionError("unreachable: attempts are counted without end")
 
 
-async def write_head(client: Client, log: JournalName) -> Offset:
-    """Return the offset at which a log ends.
+async def write_head(client: Client, log: JournalName, *, is_owner: bool = False) -> Offset:
+    """Return the offset at which a log ends. For ``is_owner`` and the errors see `append_repeatable`.
 
     Only the primary knows the head: ask it by an empty append. The append keeps a suspended log suspended;
     a plain append would resume the log.
     """
     try:
         params = AppendParams(log, suspend=SuspendControl.KEEP)
-        result = await append_repeatable(client, params, b"")
+        result = await append_repeatable(client, params, b"", is_owner=is_owner)
     except NotAllowed as error:
         if status_of(error) != Status.SUSPENDED.name:
             raise

@@ -352,7 +352,8 @@ class Player:
         return heads
 
     async def _write_head(self, name: str) -> int:
-        return await write_head(self._client, name)
+        # A player that only recovers belongs to a command, which reports a refusal at once.
+        return await write_head(self._client, name, is_owner=not self._finish_requested)
 
     async def _append_handoff(self) -> None:
         """Append the hand-off. The player must then read it."""
@@ -376,6 +377,7 @@ class Player:
             AppendParams(journal=playback.log, union_registers=fence(author)),
             no_op(playback.fsm, author),
             permit,
+            is_owner=True,
         )
         self._fenced = True
         self._read_through = result.commit.end
