@@ -231,7 +231,16 @@ def test_a_crash_before_the_commit_repeats_the_skip_and_its_letter_is_one(
 
 
 @pytest.mark.parametrize(
-    "error", [Unavailable("the database is gone"), MemoryError(), SystemExit(1)]
+    "error",
+    [
+        Unavailable("the database is gone"),
+        MemoryError(),
+        SystemExit(1),
+        ExceptionGroup(
+            "calls", [ExceptionGroup("one", [ConnectionResetError("the peer is gone")])]
+        ),
+        ExceptionGroup("calls", [ValueError("not this one"), Unavailable("no broker answers")]),
+    ],
 )
 def test_what_says_nothing_of_the_message_fails_the_shard(
     tmp_path: Path, error: BaseException

@@ -57,13 +57,19 @@ def is_aborted(error: BaseException, classify: Callable[[Exception], ErrorCause]
 
 
 def chain_of(error: BaseException) -> Iterator[BaseException]:
-    """Yield an exception, its cause or else its context, and so on: at most 32 exceptions."""
-    link: BaseException | None = error
+    """Yield an exception, its cause or else its context, and so on: at most 32 exceptions. The exceptions of
+    a group led to the group."""
+    waiting = [error]
     for _ in range(_CHAIN_MAX):
-        if link is None:
+        if not waiting:
             return
+        link = waiting.pop()
         yield link
-        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
+        if isinstance(link, BaseExceptionGroup):
+            waiting += link.exceptions
+        earlier = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
+        if earlier is not None:
+            waiting.append(earlier)
 
 
 def _cause(error: BaseException, classify: Callable[[Exception], ErrorCause]) -> ErrorCause:
