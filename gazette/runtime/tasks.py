@@ -462,6 +462,16 @@ def wait_done(future: OpFuture[Any], timeout_s: float | None) -> bool:
     return bool(concurrent.futures.wait((future,), timeout_s).done)
 
 
+def begun() -> OpFuture[Any]:
+    """Return an ``OpFuture`` of an operation that has begun: a caller that cancels it changes nothing.
+
+    `asyncio.wrap_future` passes a cancellation of its waiter on, such as by a time-out.
+    """
+    future: OpFuture[Any] = OpFuture()
+    future.set_running_or_notify_cancel()
+    return future
+
+
 def resolved(value: T) -> OpFuture[T]:
     """Return an ``OpFuture`` that has already succeeded."""
     future: OpFuture[T] = OpFuture()

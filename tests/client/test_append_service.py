@@ -718,6 +718,22 @@ async def test_waiting_for_an_append_can_be_cancelled_the_append_goes_on(
     assert (await await_future(future)).commit.end == 1
 
 
+async def test_a_caller_that_gives_up_its_wait_leaves_the_append_to_all_others(
+    service: AppendService, broker: StubBroker
+) -> None:
+    """They share its future, and `asyncio.wrap_future` would cancel it for all of them."""
+    hold = Hold(asyncio.Event())
+    broker.on_append(hold)
+    put(service, A, b"1")
+    await hold.reached.wait()
+    future, shared = put(service, A, b"2"), put(service, A, b"3")
+    asyncio.wrap_future(future).cancel()
+    await breathe()
+    hold.until.set()
+    assert (await await_future(shared)).commit.end == 3
+    assert (await await_future(put(service, A, b"4"))).commit.end == 4
+
+
 class Defective(InstantClock):
     async def sleep(self, seconds: float) -> None:
         raise ZeroDivisionError

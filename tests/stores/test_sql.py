@@ -281,6 +281,7 @@ def test_a_commit_waits_for_what_it_depends_on_without_a_thread(engine: Any) -> 
     assert not future.done()
     published[1].set_result(None)
     assert not future.done()
+    assert not future.cancel()  # The shard, and its acknowledgements, wait for it too.
     assert counts(engine) == {}
     with pytest.raises(Bug):
         store.start_commit(SHARD, at(20), ())

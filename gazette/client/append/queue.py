@@ -21,7 +21,7 @@ from gazette.protocol.append_session import SessionAppend
 from gazette.protocol.content import CHUNK_BYTES, BytesLike
 from gazette.protocol.ids import Revision
 from gazette.protocol.journal_life import created_again
-from gazette.runtime.tasks import OpFuture, failed
+from gazette.runtime.tasks import OpFuture, begun, failed
 
 if TYPE_CHECKING:
     from gazette.client.append.appender import AppendParams, AppendResult
@@ -171,7 +171,7 @@ class Batch:
     def __init__(self, params: AppendParams, dependencies: AbstractSet[OpFuture[Any]]) -> None:
         self.params = params
         self.dependencies = dependencies
-        self.future: OpFuture[AppendResult] = OpFuture()
+        self.future: OpFuture[AppendResult] = begun()
         self.segments: list[Segment] = []
         self.buffer = bytearray()
         """Content after the last segment."""

@@ -14,7 +14,7 @@ from sqlalchemy.engine.cursor import FullyBufferedCursorFetchStrategy
 
 from gazette.errors import Broken, Closed, Corrupt, Fenced, GazetteError, NotAllowed, Unavailable
 from gazette.runtime.failpoints import hit
-from gazette.runtime.tasks import BlockingPool, OpFuture
+from gazette.runtime.tasks import BlockingPool, OpFuture, begun
 from gazette.stores.sql.parameters import require_kept
 from gazette.stores.transaction_words import ending_words
 
@@ -194,7 +194,7 @@ class SQLCommit:
     def __init__(
         self, running: RunningTransaction, statement: sa.Update, fqn: str, translating: Translating
     ) -> None:
-        self.future: OpFuture[None] = OpFuture()
+        self.future: OpFuture[None] = begun()
         self._running = running
         self._statement = statement
         self._fqn = fqn
