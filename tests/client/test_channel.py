@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -16,13 +16,14 @@ from gazette.client.client import Client
 from gazette.client.read.reader import ReadParams
 from gazette.client.rpc.channel import Channels, ChannelSettings, TlsSettings
 from gazette.client.rpc.counted_channel import Health
-from gazette.errors import Closed, Invalid, Unavailable
+from gazette.errors import Closed, GazetteError, Invalid, Unavailable
 from gazette.http2 import frames as fr
 from gazette.http2.grpc_client import Http2Transport
 from gazette.http2.metadata import HEAD_BLOCK
 from gazette.protocol.ids import ProcessId
 from gazette.protocol.pb import broker_pb2, broker_pb2_grpc
 from gazette.protocol.route import Route
+from gazette.runtime.tasks import TaskScope
 from gazette.testing.clock import ManualClock
 from tests.facts import logged
 from tests.raw_server import raw_server
@@ -267,6 +268,34 @@ async def test_a_peer_that_falls_silent_is_given_up(
         logged(caplog, endpoint=endpoint, seconds=0.2)
         proxy.release()
         await client.channels.journal(endpoint).ListFragments(FRAGMENTS)
+
+
+async def test_calls_that_give_up_do_not_hide_a_silent_peer(
+    broker: StubBroker, silenced: tuple[TcpProxy, str]
+) -> None:
+    """A member asks its brokers again and again, with a time-out. That such calls end says nothing."""
+    proxy, endpoint = silenced
+    async with Client(endpoint, channel_settings=ASK_OFTEN) as client, TaskScope("test") as scope:
+        reader = client.reader(ReadParams("a/journal", block=True))
+        read = scope.spawn(_error_of(reader.read()), name="read")
+        await eventually(lambda: broker.reads)
+        proxy.hold_requests()
+        proxy.hold_replies()
+        async with asyncio.timeout(10):
+            while not read.done():
+                with suppress(TimeoutError, GazetteError):
+                    async with asyncio.timeout(0.02):
+                        await client.list_journals()
+        assert isinstance(read.result(), Unavailable)
+        proxy.release()
+
+
+async def _error_of(work: Awaitable[Any]) -> BaseException | None:
+    try:
+        await work
+    except GazetteError as error:
+        return error
+    return None
 
 
 class Asked(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]

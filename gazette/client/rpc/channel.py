@@ -99,7 +99,7 @@ class ChannelSettings:
     This time also limits how long the peer's machine may leave content unacknowledged.
     """
     silence_s: float = 20.0
-    """Seconds without the end of any call of a channel, after which its peer is probed. 0: never."""
+    """Seconds without an answer to any call of a channel, after which its peer is probed. 0: never."""
     silence_timeout_s: float = 20.0
     """Seconds to wait for the answer to a probe. A peer that gives none is silent: its calls end."""
     backoff_min_s: float = 0.05
@@ -282,7 +282,7 @@ class Channels:
             )
 
     async def _ask_silent(self) -> bool:
-        """Probe peers to which no call has ended for ``silence_s`` seconds. Return False if no calls run."""
+        """Probe peers that have answered no call for ``silence_s`` seconds. Return False if no calls run."""
         busy = [entry for entry in self._channels.items() if entry[1].calls]
         silent_since = self.clock.monotonic() - self._settings.silence_s
         async with TaskScope("silent peers") as scope:

@@ -32,6 +32,8 @@ from gazette.runtime.metrics import (
 _PROBE: Final = "/grpc.health.v1.Health/Check"
 _REPLICATE: Final = "/protocol.Journal/Replicate"
 _TOO_MANY_PINGS: Final = "too many pings"
+_GIVEN_UP: Final = frozenset({grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED})
+"""Codes of calls that this process has ended itself: they say nothing of the peer."""
 
 
 class BytePath:
@@ -98,7 +100,7 @@ class CountedChannel:
         self.calls = 0  # Calls that have not ended.
         self.used_at = 0.0  # Set by the owner, whenever it gives this channel to a caller.
         self.heard_at = 0.0
-        """The latest time at which a call began while no other ran, a call ended, or the peer answered."""
+        """The latest time at which a call began while no other ran, or the peer ended a call or answered."""
         self.journal = JournalStub(cast("grpc.aio.Channel", self))
         self.shard = ShardStub(cast("grpc.aio.Channel", self))
         self.byte_path = BytePath(self)
@@ -165,9 +167,11 @@ class CountedChannel:
         return call
 
     def _ended(self, metrics: CallMetrics, began: float, span: Any, call: Any) -> None:
-        now = self.heard_at = self._clock.monotonic()
+        now = self._clock.monotonic()
         self.calls -= 1
         code, details = call.status
+        if code not in _GIVEN_UP:
+            self.heard_at = now
         metrics.count(code, now - began)
         if span is not None:
             tracing.ended(span, code.name)
