@@ -13,9 +13,11 @@ import grpc.aio
 import pytest
 
 from gazette.client.client import Client
+from gazette.client.journals import FragmentsParams
 from gazette.client.read.reader import ReadParams
 from gazette.client.rpc.channel import Channels, ChannelSettings, TlsSettings
 from gazette.client.rpc.counted_channel import Health
+from gazette.client.rpc.preflight import require_reachable
 from gazette.errors import Closed, GazetteError, Invalid, Unavailable
 from gazette.http2 import frames as fr
 from gazette.http2.grpc_client import Http2Transport
@@ -25,7 +27,7 @@ from gazette.protocol.pb import broker_pb2, broker_pb2_grpc
 from gazette.protocol.route import Route
 from gazette.runtime.tasks import TaskScope
 from gazette.testing.clock import ManualClock
-from tests.facts import logged
+from tests.facts import logged, raises
 from tests.raw_server import raw_server
 from tests.support.instant_clock import eventually
 from tests.support.stub_broker import Send, StubBroker
@@ -285,8 +287,22 @@ async def test_calls_that_give_up_do_not_hide_a_silent_peer(
             while not read.done():
                 with suppress(TimeoutError, GazetteError):
                     async with asyncio.timeout(0.02):
-                        await client.list_journals()
+                        await client.list_fragments(FragmentsParams("a/journal"))
         assert isinstance(read.result(), Unavailable)
+        proxy.release()
+
+
+async def test_a_check_of_an_address_that_falls_silent_is_an_answer(
+    silenced: tuple[TcpProxy, str],
+) -> None:
+    """The connection is closed meanwhile. A cancellation that no caller asked for would end its task."""
+    proxy, endpoint = silenced
+    async with Client(endpoint, channel_settings=ASK_OFTEN) as client:
+        await client.channels.journal(endpoint).ListFragments(FRAGMENTS)
+        proxy.hold_requests()
+        proxy.hold_replies()
+        with raises(Unavailable, says=f"cannot reach the broker at {endpoint}"):
+            await require_reachable(client, "broker", connect_s=30.0, hint="Look.")
         proxy.release()
 
 

@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import grpc
 import grpc.aio
 
-from gazette.errors import Invalid, Unavailable
+from gazette.client.rpc.errors import open_channel
+from gazette.errors import Closed, Invalid, Unavailable
 
 if TYPE_CHECKING:
     from gazette.client.client import Client
     from gazette.client.shards import ShardClient
 
 _UNREACHABLE: Final = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+_SILENT: Final = "it does not answer"
 _PROBE: Final = "/gazctl.Probe/Probe"
 """A method that no server has. Even its refusal proves that the call has arrived."""
 _METHODS: Final = {"broker": "/protocol.Journal/ListFragments", "consumer": "/consumer.Shard/Stat"}
@@ -38,14 +40,17 @@ async def require_reachable(
         channel = cast("Any", client.channels.grpc_channel(address))
         probe = channel.unary_unary(_PROBE)
         try:
-            await probe(b"", timeout=connect_s)
+            with open_channel("probe"):
+                await probe(b"", timeout=connect_s)
         except grpc.aio.AioRpcError as error:
             if error.code() not in _UNREACHABLE:
                 return
             reasons[address] = _reason(error)
-            client.addresses.pass_over(address)
+        except Closed:
+            reasons[address] = _SILENT
         else:
             return
+        client.addresses.pass_over(address)
     if wait_s and await _comes_back(client, wait_s):
         return
     failures = "; ".join(f"{address}: {reason}" for address, reason in reasons.items())
@@ -77,9 +82,12 @@ async def _is_served(client: Client | ShardClient, what: str, timeout_s: float) 
     channel = cast("Any", client.channels.grpc_channel(client.address))
     try:
         # The request is empty, and refused: only the reason counts.
-        await channel.unary_unary(_METHODS[what])(b"", timeout=timeout_s)
+        with open_channel("probe"):
+            await channel.unary_unary(_METHODS[what])(b"", timeout=timeout_s)
     except grpc.aio.AioRpcError as error:
         return error.code() is not grpc.StatusCode.UNIMPLEMENTED
+    except Closed:
+        pass
     return True
 
 
@@ -87,15 +95,18 @@ async def _comes_back(client: Client | ShardClient, wait_s: float) -> bool:
     """Wait for a server at the client's address. Return False if none answers within ``wait_s`` seconds."""
     channel = cast("Any", client.channels.grpc_channel(client.address))
     try:
-        await channel.unary_unary(_PROBE)(b"", timeout=wait_s, wait_for_ready=True)
+        with open_channel("probe"):
+            await channel.unary_unary(_PROBE)(b"", timeout=wait_s, wait_for_ready=True)
     except grpc.aio.AioRpcError as error:
         return error.code() not in _UNREACHABLE
+    except Closed:
+        return False
     return True
 
 
 def _reason(error: grpc.aio.AioRpcError) -> str:
     if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-        return "it does not answer"
+        return _SILENT
     # gRPC's own text nests: the operating system's text comes last.
     reason = (error.details() or error.code().name).rpartition("last error: ")[2]
     return reason.removeprefix("UNKNOWN: ")
