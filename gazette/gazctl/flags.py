@@ -435,12 +435,12 @@ class ProduceMessagesFlags(SharedFlags):
     key: str = flag(
         "",
         "field by which a message is mapped to its journal; dots join nested fields "
-        "(empty: as labels of the journals say, or else any journal)",
+        "(empty: the key that labels of the journals name, or else any journal)",
         short="k",
     )
     mapping: str = flag(
         "modulo",
-        "how a key chooses the journal if no label says it: as the application does that publishes to them",
+        "how a key chooses the journal, unless labels of the journals say it: use that of the application",
         choices=("modulo", "rendezvous"),
         short="m",
     )

@@ -56,7 +56,7 @@ async def read(context: Context) -> int:
             raise Invalid(f"invalid number ({number}; expected >= 0)", path=name)
     if flags.last and (flags.tail or flags.begin):
         raise Invalid(
-            "is given, and another place to begin at, too",
+            "excludes --tail and --begin, which say another place to begin at",
             path="--last",
             hint="Leave --tail and --begin out.",
         )

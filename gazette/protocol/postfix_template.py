@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import floor
 from typing import Any, Final
 
 from gazette.errors import Invalid
@@ -146,7 +147,7 @@ def _time(seconds: float | None) -> Struct:
     unix = moment.timestamp()
 
     def scaled(units: int) -> Callable[[], int]:
-        return _method(lambda: int(unix) * units + moment.microsecond * units // 1_000_000)
+        return _method(lambda: floor(unix) * units + moment.microsecond * units // 1_000_000)
 
     weekday = format_go_time("Monday", seconds)
     methods: dict[str, Callable[..., Any]] = {

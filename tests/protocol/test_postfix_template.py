@@ -230,3 +230,11 @@ def test_any_text_either_is_a_safe_path_or_is_refused(text: str) -> None:
     path = posixpath.normpath(posixpath.join("/root/journal", postfix))
     assert path == posixpath.join("/root/journal", postfix).rstrip("/")
     assert path.startswith("/root/journal")
+
+
+@pytest.mark.parametrize(
+    ("scale", "expected"), [("", "-1"), ("Milli", "-500"), ("Nano", "-500000000")]
+)
+def test_times_before_1970_count_down_from_it(scale: str, expected: str) -> None:
+    context = replace(CONTEXT, first_append_time=-0.5)
+    assert parse(f"{{{{ .Spool.FirstAppendTime.Unix{scale} }}}}").evaluate(context) == expected

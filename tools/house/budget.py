@@ -56,7 +56,7 @@ ROOMS: Final[dict[str, int]] = {
     "http2/": 3241,
     "message/": 9423,
     "net/": 4380,
-    "protocol/": 6668,
+    "protocol/": 6669,
     "recoverylog/": 5560,
     "run/": 7359,
     "runconsumer/": 614,
