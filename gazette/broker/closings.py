@@ -111,7 +111,7 @@ class Closings:
     def _missing(self, closing: Closing) -> str:
         """Return why a closing cannot close the head; empty if it can.
 
-        The reason is an end before the head, or bytes before that end which stores lack.
+        The closing may end before the head, or stores may lack bytes before the end of the closing.
         """
         path, end, known_offset = closing.name.path, closing.end, self._head.offset
         if end < known_offset:
@@ -125,7 +125,7 @@ class Closings:
         return f"{path} says that it ended at {end}, and stores lack [{gap_begin}, {gap_end})"
 
     async def remove_passed(self, listed: Iterable[tuple[str, ClosingName]]) -> None:
-        """Remove closings that are not needed any more. ``listed`` has all that were listed, by store.
+        """Remove closings that are not needed any more. ``listed`` has all listed closings, by store.
 
         If a store fails, its closings stay: the next listing finds them again.
         """

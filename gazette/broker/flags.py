@@ -70,6 +70,6 @@ class BrokerFlags(MemberFlags):
     def server_settings(self, default_host: str) -> ServerSettings:
         """Return the settings of the broker's servers. Raise ``Invalid`` for a value that cannot be used."""
         settings = MemberFlags.server_settings(self, default_host)
-        # By one connection, a peer may need a call for each journal that this broker replicates for it.
+        # On one connection, a peer may need a call for each journal that this broker replicates for it.
         streams_max = self.max_streams or STREAMS_MAX + self.limit
         return replace(settings, streams_max=streams_max)

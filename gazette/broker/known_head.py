@@ -4,7 +4,7 @@ Spools are files without a name, and a store may be empty, stale or not mounted.
 its brokers would begin again at an offset that was given out before. The known head forbids that. The known
 head is at most the offset that all replicas have acknowledged. An append below the known head is refused
 until an operator confirms where to go on (`gazctl journals reset-head`). No operator is needed if the last
-primary left in good order and stores have all bytes. Nor is one needed for a journal without a store.
+primary left in good order and stores have all bytes, or if the journal has no store.
 
 A primary writes the key before it answers its first append, and after each completed fragment. It also writes
 the key when it suspends the journal, or leaves in good order. It never writes the key per append. (Without
@@ -149,7 +149,7 @@ class KnownHead:
         self._key = head_key(context.settings.root, journal)
         self._item_key = item_key(context.settings.root, journal)
         self._head = Head(life)
-        self._mod_revision: Revision = 0  # That of the key; 0: the key does not exist.
+        self._mod_revision: Revision = 0  # The key's last change; 0: the key does not exist.
         self.loaded = False
         """True if the head was read from etcd. Set it to False to have the head read again."""
         self._tenure: Revision | None = None
@@ -207,7 +207,7 @@ class KnownHead:
 
     def limit(self, tenure: Revision) -> Offset | None:
         """Return the least offset at which a later primary than that of ``tenure`` has begun, as last read;
-        None without one."""
+        None if no later primary has begun."""
         return self._head.limit(tenure)
 
     def names(self, tenure: Revision) -> bool:

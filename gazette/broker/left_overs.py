@@ -1,4 +1,4 @@
-"""Left-overs below the name of a new journal: fragments of journals with this name, or one above or below it.
+"""Left-overs at the name of a new journal: fragments of journals with that name, or with one above or below.
 
 The answer to Apply reports them. Otherwise a user would be surprised that a new journal goes on after old
 bytes, or waits for a decision.

@@ -141,7 +141,7 @@ class Pulse(Protocol):
 
     @property
     def invalidated(self) -> Latch | None:
-        """Set when the resolution of the pulse is superseded; None before there is one."""
+        """Set when the resolution of the pulse is superseded; None before the first resolution."""
         ...
 
     async def run(self) -> Outcome:
@@ -149,7 +149,7 @@ class Pulse(Protocol):
         ...
 
     def interrupt(self, reason: GazetteError) -> None:
-        """Wind the pulse up for ``reason``."""
+        """End the pulse early, in good order, for ``reason``."""
         ...
 
 
@@ -205,7 +205,7 @@ class Pulser:
         self._wake(entry)
 
     def remove(self, replica: Pulsed) -> None:
-        """Wind up a running pulse of the replica, and begin no more. May be repeated."""
+        """End a running pulse of the replica, in good order, and begin no other. May be repeated."""
         entry = self._entries.pop(replica, None)
         if entry is None:
             return
@@ -276,8 +276,8 @@ class Pulser:
             self._begin(entry)
 
     def _begin(self, entry: _Entry) -> bool:
-        """Begin the pulse of an entry. Return False if one runs, if none is needed, if another broker leads,
-        or if this broker stops."""
+        """Begin the pulse of an entry. Return False if a pulse runs, if no pulse is needed, if another broker
+        leads, or if this broker stops."""
         if entry.pulse is not None or self._scope.is_stopping:
             return False  # When the running pulse ends, `_settle` looks for changes of the route.
         if self._is_needless(entry):

@@ -46,7 +46,7 @@ class Refreshed(Protocol):
         ...
 
     def unhealthy_stores(self) -> Sequence[ActiveStore]:
-        """Return the stores for whose recovery a failed listing waits; none after one that succeeded."""
+        """Return the stores for whose recovery a failed listing waits; none after a successful listing."""
         ...
 
     @property
@@ -67,8 +67,8 @@ class _Entry:
 class Refresher:
     """Begins listings for the replicas that were added. Run ``run`` as a daemon. Loop-bound.
 
-    A new replica lists more often, at intervals that double. So does one after ``list_now``. If too many
-    listings are due, each journal is listed less often than its interval says.
+    A new replica lists more often, at intervals that double. So does a replica after ``list_now``. If too
+    many listings are due, each journal is listed less often than its interval says.
     """
 
     def __init__(self, clock: Clock, scope: TaskScope) -> None:

@@ -103,7 +103,7 @@ class Replica:
         self.refused_to: Offset = -1
         """End of the spool whose bytes a peer refused, because the peer had other bytes."""
         self.refresh_error: str | None = None
-        """Why the last listing of the blob stores failed; None after one that succeeded."""
+        """Why the last listing of the blob stores failed; None if it succeeded."""
         self.emptied_stores: list[EmptiedStore] = []
         """Stores that the last listing found without any of their former fragments."""
         self._former = EmptiedStores(context.clock)
@@ -137,7 +137,7 @@ class Replica:
         return spec_of(self._context.state, self.journal, self.life)
 
     async def load_head(self, *, lives: bool = False) -> None:
-        """Read the known head. Raise ``Unavailable`` without etcd, ``Conflict`` without the journal."""
+        """Read the known head. Raise ``Unavailable`` if etcd fails, ``Conflict`` if the journal is gone."""
         await self.head.load(lives=lives)
         self._adopt_head()
 
@@ -146,7 +146,7 @@ class Replica:
         self.head.loaded = False
 
     async def confirm(self, tenure: Revision, head: Offset) -> None:
-        """Record that the journal goes on at ``head``: offsets before it without a fragment are lost.
+        """Record that the journal goes on at ``head``, and that missing bytes before ``head`` are lost.
 
         Raise ``Conflict`` if a later primary has begun. After other errors, or a cancellation, etcd may have
         been written.

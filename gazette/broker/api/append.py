@@ -1,10 +1,10 @@
 """Stage 3 of the byte path: takes the chunks of `client/append/appender`, gives them to
 `broker/commit/driver`, or to the broker that is the journal's primary.
 
-The Append call. `whole_append` serves a small append at once, together with other appends that have arrived
-by then. Any other call has two tasks: its handler, and its append, which reads the caller's stream. If the
-caller goes away, the append is interrupted and not cancelled: it rolls back on all replicas. `pipeline` and
-`spool_writer` bound the content that is read and not written yet, for appends of any size.
+The Append call. `whole_append` serves a small append at once, together with others that have arrived. Any
+other call has two tasks. One runs its handler; the other runs the append, and reads the caller's stream. If
+the caller goes away, the append is interrupted and not cancelled: it rolls back on all replicas. `pipeline`
+and `spool_writer` bound the content in memory, for appends of any size.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class ClientContent:
         self._ended = False
 
     async def opening(self) -> broker_pb2.AppendRequest:
-        """Return the first message. Raise ``Invalid`` for no valid opening, ``Broken`` if the stream is
+        """Return the first message. Raise ``Invalid`` if it is no valid opening, ``Broken`` if the stream is
         empty."""
         message = await self._message()
         if message is None:
@@ -147,7 +147,7 @@ class AppendApi:
     async def _run(self, driver: AppendDriver, claims: Claims) -> Outcome:
         """Run the append to its end, and return its outcome.
 
-        If the claims expire, interrupt the append, and return its outcome all the same. If the caller goes,
+        If the claims expire, interrupt the append, and still return its outcome. If the caller goes away,
         interrupt the append, and do not wait for its end.
         """
         append_task = self._context.scope.spawn(driver.run(), name=f"append {driver.journal}")

@@ -25,7 +25,7 @@ _KEPT_REGISTERS_MAX: Final = 4
 
 
 def under_lease(context: BrokerContext, ended: Outcome) -> Outcome:
-    """Return the outcome, or a failure if it was decided here and the lease may have ended since.
+    """Return the outcome. If this broker decided it, and its lease may have ended since, return a failure.
 
     A broker that was paused beyond its lease may refuse an append by registers or a head that are outdated.
     """
@@ -40,8 +40,8 @@ def under_lease(context: BrokerContext, ended: Outcome) -> Outcome:
 
 
 def failure_of(ended: Outcome) -> tuple[grpc.StatusCode, str, tuple[tuple[str, str], ...]]:
-    """Return code, text and trailing metadata of a failed append. The metadata name the ledger that has
-    refused it, if one has."""
+    """Return code, text and trailing metadata of a failed append. If a session ledger refused the append,
+    the metadata name that ledger."""
     error = ended.error
     assert error is not None
     trailing = introduction(error.facts.get("ledger", ""), error.facts.get("created", 0))
@@ -51,7 +51,7 @@ def failure_of(ended: Outcome) -> tuple[grpc.StatusCode, str, tuple[tuple[str, s
 def encoded(ended: Outcome, header: bytes, flow: AppendFlow | None) -> bytes:
     """Return the encoded response to an append that has not failed.
 
-    Its parts are encoded one by one and joined: an encoded message may have its fields in any order.
+    The parts are encoded one by one and joined: an encoded message may have its fields in any order.
     """
     chunks = (0, 0) if flow is None else (flow.total_chunks, flow.delayed_chunks)
     is_cacheable = len(ended.registers.labels) <= _KEPT_REGISTERS_MAX and not ended.store_error

@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class Call(Protocol):
-    """The part of ``grpc.aio.ServicerContext`` that is used."""
+    """The part of ``grpc.aio.ServicerContext`` that this module uses."""
 
     def invocation_metadata(self) -> Any: ...
     async def abort(
@@ -60,8 +60,8 @@ def passed_on(error: grpc.aio.AioRpcError) -> tuple[grpc.StatusCode, str]:
     """Return the code and details with which to end a call that another broker has failed.
 
     If that broker refused rights, it refused this broker's token: this broker has accepted the caller's
-    token. Return UNAVAILABLE for such a refusal. With its own code, clients would give up, as for a refusal
-    of their own token.
+    token. Return UNAVAILABLE for such a refusal. With the code of the refusal, clients would give up, as if
+    their own token was refused.
     """
     details = error.details() or ""
     if error.code() in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
@@ -75,7 +75,7 @@ async def ending_on_error(call: Call) -> AsyncIterator[None]:
     """End the call if the block raises a ``GazetteError``, with its code and text. Mark an ``Invalid`` by
     `_INVALID_REQUEST`.
 
-    A caller that goes away needs no more: its handler is cancelled (`gazette.net.grpc.grpc_call`).
+    Do nothing for a caller that goes away: its handler is cancelled (`gazette.net.grpc.grpc_call`).
     """
     try:
         yield

@@ -40,7 +40,7 @@ def journal_handler(
 ) -> grpc.GenericRpcHandler[Any, Any]:
     """Return the handler to add to a server.
 
-    Content is taken, and sent to readers, as bytes: generated messages would copy it once more.
+    The handler takes content, and sends it to readers, as bytes: generated messages would copy the content.
     """
     handlers: dict[str, Any] = {
         "List": grpc.unary_stream_rpc_method_handler(

@@ -37,8 +37,8 @@ class HealthApi:
         with counted("FragmentStoreHealth") as outcome:
             claims = await authorize(call, context.verifier, Capability.READ)
             if claims.selector != EVERYTHING:
-                # A store is no journal. A caller that may see only some journals could otherwise make this
-                # broker reach out, with its credentials, to any URL.
+                # Otherwise, a caller that may see only some journals could make this broker reach out to any
+                # URL, with the broker's credentials.
                 await call.abort(
                     grpc.StatusCode.UNAUTHENTICATED, "not authorized to all journals of a store"
                 )

@@ -41,7 +41,7 @@ from gazette.runtime.tasks import TaskScope
 log = logging.getLogger(__name__)
 
 _MATCHES_PER_SLICE: Final = 500
-"""Journals that are matched before other tasks get the loop: a few milliseconds."""
+"""Journals to match before other tasks get the event loop: this takes a few milliseconds."""
 _KEPT_MAX: Final = 8
 """Greatest number of selectors whose matches are kept."""
 
@@ -83,7 +83,7 @@ _NewJournals: TypeAlias = "list[tuple[JournalName, Sequence[str]]]"
 
 
 class ListApplyApi:
-    """Serves List and Apply. ``updated`` must be an observer of the key space, after the resolver's."""
+    """Serves List and Apply. Register ``updated`` as an observer of the key space, after the resolver's."""
 
     def __init__(self, context: BrokerContext) -> None:
         self._context = context
@@ -108,9 +108,9 @@ class ListApplyApi:
     async def list(self, request: broker_pb2.ListRequest, call: Any) -> None:
         """Send one snapshot of the journals that match. With ``watch``, send another one after changes.
 
-        A change is that of a specification, not of a route. One snapshot may show several changes. With
-        ``watch_resume``, wait before the first snapshot for a revision after that header. A snapshot is
-        pages of journals in order of their names; the first page has the header. In a watch, an empty
+        Only changes of specifications count, not those of routes. One snapshot may show several changes.
+        With ``watch_resume``, first wait for a revision later than that of this header. A snapshot consists
+        of pages of journals, in order of their names; the first page has the header. In a watch, an empty
         message ends each snapshot. The stream ends cleanly when the caller's claims expire.
         """
         context = self._context
@@ -156,7 +156,7 @@ class ListApplyApi:
 
     async def _await_revision(self, resume: Header) -> None:
         """Wait for a revision that the holder of ``resume`` has not seen, or until the watches end. Raise
-        ``Invalid`` for another etcd cluster."""
+        ``Invalid`` if ``resume`` is of another etcd cluster."""
         own_id = self._context.key_space.header.cluster_id
         if resume.etcd.cluster_id != own_id:
             raise Invalid(
@@ -228,7 +228,7 @@ class ListApplyApi:
         return _Matched(journals, (len(journals), newest), items_version, header)
 
     def _candidates(self, selector: LabelSelector) -> Sequence[DecodedKV]:
-        """Return the journals that can match by name: all, unless the selector has exactly one name."""
+        """Return the journals that can match by name: all, unless the selector has one name or prefix."""
         name_labels = [label for label in selector.include.labels if label.name == META_NAME]
         if len(name_labels) != 1 or not name_labels[0].value:
             return self._context.state.items
@@ -270,7 +270,7 @@ class ListApplyApi:
                         )
                 new = self._new_journals(request)
                 async with TaskScope("apply") as scope:
-                    # Look beside the transaction: stores may be slow.
+                    # Look for left-over objects during the transaction: stores may be slow.
                     looking = scope.spawn(left_overs(self._context.blob_stores, new), name="look")
                     response = await self._apply(request)
                     outcome.status = Status(response.status)
@@ -282,8 +282,8 @@ class ListApplyApi:
         raise AssertionError("unreachable: the call was aborted")
 
     async def _apply(self, request: broker_pb2.ApplyRequest) -> broker_pb2.ApplyResponse:
-        """Make the changes in one transaction. If a key has not the revision that its change expects, make
-        none: the response has the status ETCD_TRANSACTION_FAILED.
+        """Make the changes in one transaction. If any key has another revision than its change expects, make
+        no change: the response has the status ETCD_TRANSACTION_FAILED.
 
         Raise ``Invalid`` for too many changes, a reserved name, or a path that is too long for a store.
         """
@@ -319,7 +319,7 @@ class ListApplyApi:
         if result.succeeded:
             header = replace(header, etcd=replace(header.etcd, revision=result.header.revision))
         # A failed transaction has written nothing at its revision, and the key space may never reach this
-        # revision. A caller that waited for it would hang.
+        # revision. A caller that waited for the revision would hang.
         status = Status.OK if result.succeeded else Status.ETCD_TRANSACTION_FAILED
         return broker_pb2.ApplyResponse(status=status.value, header=header.to_pb())  # type: ignore[arg-type]
 
@@ -344,7 +344,7 @@ class ListApplyApi:
     async def _forget_heads(self, journals: Sequence[str]) -> None:
         """Remove the known heads of deleted journals.
 
-        A head that stays has no effect: it names the life of its journal. Keep the head of a later life.
+        A head that stays has no effect on a later life: each head names its life. Keep a later life's head.
         """
         context = self._context
         for journal in journals:
@@ -359,18 +359,18 @@ class ListApplyApi:
                 )
 
     def _check_paths(self, spec: broker_pb2.JournalSpec) -> None:
-        """Raise ``Invalid`` if a fragment of the journal would have a longer path than one of its stores
-        takes."""
+        """Raise ``Invalid`` if the path of a fragment of the journal would be too long for one of its
+        stores."""
         for url in spec.fragment.stores:
             self._context.blob_stores.check_path(url, longest_path(spec.name))
 
     async def _keeping(
         self, key: str, change: broker_pb2.ApplyRequest.Change
     ) -> broker_pb2.JournalSpec:
-        """Return the specification to put: that of the change, with its unknown fields.
+        """Return the specification to store: that of the change, with its unknown fields.
 
-        Add to it two parts of the former specification. The labels that explain fragments are kept. The
-        resume offset is kept if the change names no suspension.
+        Add two parts of the former specification: the labels that explain fragments, and the resume offset.
+        The resume offset is added only if the change names no suspension.
         """
         spec = change.upsert
         if change.expect_mod_revision == 0:
@@ -394,7 +394,7 @@ class ListApplyApi:
             former: JournalSpec = item.decoded.value.spec
             return former
         # The key space does not have the value that the change expects. Ask etcd, which may have a newer
-        # one. Damaged values may be replaced.
+        # value. Damaged values may be replaced.
         raw = await context.etcd.get(key)
         if raw is not None:
             with suppress(Invalid):

@@ -80,7 +80,7 @@ class ReadApi:
         self._stopped = False
 
     def stop(self) -> None:
-        """End the reads that are proxied, cleanly, and refuse others. Local reads end with their replicas."""
+        """End proxied reads cleanly, and refuse to proxy others. Local reads end with their replicas."""
         self._stopped = True
         for upstream in self._proxied:
             upstream.cancel()
@@ -103,7 +103,7 @@ class ReadApi:
     async def _read(
         self, request: broker_pb2.ReadRequest, claims: Claims, call: Any, outcome: CountedOutcome
     ) -> None:
-        """Serve the read from the local replica, or from another broker. Otherwise answer with the status."""
+        """Serve the read from the local replica or another broker, or answer with the status of a failure."""
         expiry = Expiry(claims, self._context.clock)
         resolving = self._context.resolver.resolve(
             request.journal,
@@ -140,7 +140,7 @@ class ReadApi:
         """Serve from a local replica: for each fragment its metadata, then its content.
 
         Return the status of the last metadata that was sent, or OK if the replica ends meanwhile. The first
-        metadata carry the header: only later ones may be sent by `HeadReaders`.
+        metadata carry the header: `HeadReaders` may send only later metadata.
         """
         index, offset, is_first = replica.index, request.offset, True
         if not index.first_refresh.is_set and (offset == AT_WRITE_HEAD or not request.block):
@@ -243,9 +243,9 @@ class ReadApi:
     ) -> AsyncGenerator[bytes, None]:
         """Yield blocks of a stored fragment, read and decoded ahead in a thread.
 
-        Yield a block once the next block was read, or once it is known to be the last. If the read goes to
-        the fragment's end, its last block is yielded after the check of the file. So the last bytes of a
-        file that is found damaged are not served.
+        Yield a block once the next block was read, or once the block is known to be the last. If the read
+        goes to the fragment's end, the last block is yielded after the check of the file. So the last bytes
+        of a damaged file are not served.
         """
         active = self._context.blob_stores.get(fragment.backing_store)
         calls, store = active.calls, active.store
@@ -354,9 +354,9 @@ class ReadApi:
 def reachable(context: BrokerContext, resolution: Resolution) -> tuple[str, Header]:
     """Return the endpoint of the broker that a resolution names, and the header for a call to it.
 
-    Without a named broker, choose the best one of the route. The returned header names the chosen broker. A
-    broker that has taken over the endpoint refuses a request with the name of another. Without a name, the
-    request could be proxied again and again, even to this broker itself.
+    If no broker is named, choose the best broker of the route. The returned header names the chosen broker.
+    A broker that has taken over the endpoint refuses a request with another broker's name. Without a name,
+    the request could be proxied again and again, even to this broker itself.
 
     Raise ``Unavailable`` if no member of the route has an endpoint.
     """

@@ -1,9 +1,9 @@
 """Stage 5 of the byte path: takes content and proposals from `pipeline` of a journal's primary, gives them to
 the spool of this broker's replica.
 
-The Replicate call holds the spool while the primary keeps its stream. So a pipeline is an exclusive right to
-append. A primary that is gone must not keep the spool for ever. gRPC's keepalive ends the streams of peers
-that are silently dead. Once the route has changed, this broker ends an idle stream.
+The Replicate call holds the spool while the primary keeps its stream open. So a pipeline is an exclusive
+right to append. A primary that is gone must not keep the spool for ever. gRPC's keepalive ends the streams of
+peers that are silently dead. Once the route has changed, this broker ends an idle stream.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ from gazette.protocol.status import Status
 from gazette.runtime.tasks import TaskScope
 
 _STOPPING_GRACE_S: Final = 1.0
-"""Seconds that the present append gets to end when this broker stops serving. Only the stop waits for it."""
+"""Seconds that the present append gets to end when this broker stops serving. Nothing else waits so long."""
 _GRACES_PER_TIMEOUT: Final = 3
-"""Divisor of ``peer_timeout_s``. After the quotient, in seconds, an idle stream of an old route is ended.
+"""An idle stream of an old route is ended after ``peer_timeout_s`` divided by this number, in seconds.
 
 The first proposal of the next pipeline waits for the spool, and needs its answer within ``peer_timeout_s``.
 """
@@ -133,8 +133,8 @@ class ReplicateApi:
     ) -> tuple[Resolution, tuple[Replica, Spool] | None]:
         """Wait for the spool. Return the local resolution, and the replica with its spool.
 
-        Return None in place of replica and spool if the resolution failed, or has another route than
-        ``header``. Return it also if the journal was created after ``header``.
+        Return None in place of replica and spool if the resolution failed, if its route is not that of
+        ``header``, or if the journal was created after ``header``.
         """
         while True:
             resolved = await self._resolve(journal, claims, header)
@@ -310,12 +310,12 @@ class _RouteWatch:
     async def _look(self) -> None:
         """Continue to watch if the route is still the same.
 
-        If the route has changed, raise ``Moved`` once the old route's primary is idle. Raise it at once if
-        that primary has lost its lease. Raise ``Closed`` soon after this broker stops serving although the
-        route still names it: the primary cannot see that.
+        If the route has changed, raise ``Moved`` once the old route's primary is idle, or at once if that
+        primary has lost its lease. Raise ``Closed`` soon after this broker stops serving, even if the route
+        still names this broker: the primary cannot see the stop.
 
         The route may stay while the replica is replaced, because this broker was assigned again. Raise
-        ``Moved`` then, too: readers would miss the bytes that the former replica still gets.
+        ``Moved`` for a replaced replica, too: readers would miss the bytes that it still gets.
         """
         clock = self._context.clock
         try:

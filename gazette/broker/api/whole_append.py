@@ -45,10 +45,10 @@ class SmallAppends:
         self._context = context
 
     def take_whole(self, calls: Sequence[WholeCall]) -> list[WholeCall]:
-        """Serve the small appends to journals that this broker leads. Return the calls for handlers.
+        """Serve the small appends to journals that this broker leads. Return the calls left for handlers.
 
-        See ``_small_append`` for these calls. Appends to one journal are one group commit, as far as their
-        terms and the room in the spool permit.
+        ``_small_append`` says which calls these are. Appends to one journal are one group commit, as far as
+        their terms and the room in the spool permit.
         """
         unserved: list[WholeCall] = []
         appends: list[WholeAppend] = []
@@ -234,14 +234,14 @@ class WholeAppend:
 
     def _give_up(self) -> None:
         """Leave the line, and cancel the wait for the pipeline. No effect if another append has taken this
-        one along."""
+        append along."""
         self._stop_timer()
         if self._task is not None:
             self._task.cancel()
         self.line.leave(self.small)
 
     def _stop_timer(self) -> None:
-        """Stop the timer, which keeps the append with its content."""
+        """Stop the timer, which keeps the append and its content in memory."""
         if self._timer is not None:
             self._timer.cancel()
 
@@ -274,7 +274,7 @@ class WholeAppend:
             self.line.leave(self.small)
 
     def _resolved(self) -> Resolution | None:
-        """Return the journal's present resolution; None unless the replica here is still that of ``line``."""
+        """Return the journal's present resolution; None if ``line`` is of a former replica."""
         resolver, append_call = self._context.resolver, self._append_call
         if not resolver.is_present(self._resolution):
             try:
@@ -296,7 +296,7 @@ class WholeAppend:
         return group
 
     async def _run(self) -> None:
-        """Commit a group in turn, or have a driver perform this append. Hand back a call that is proxied."""
+        """Commit a group in turn, or have a driver perform this append. Hand back a call to be proxied."""
         group = await self._commit_in_turn()
         if group is not None:
             group.start()

@@ -37,11 +37,11 @@ class SuspendControl(IntEnum):
     NOW = 3
     """Suspend the journal, and flush what is not in a blob store yet."""
     KEEP = 4
-    """Append no content, and leave a partial suspension. A full one refuses the append as `SUSPENDED`."""
+    """Append no content. Leave a partial suspension; refuse the append as `SUSPENDED` for a full one."""
 
 
 class AppendTerms(msgspec.Struct, frozen=True, dict=True):
-    """The terms of an append, known before its content. None for ``offset`` and ``check_registers``: any."""
+    """The terms of an append, known before its content. ``offset`` and ``check_registers``: None for any."""
 
     journal: JournalName
     offset: Offset | None = None
@@ -65,7 +65,7 @@ class SpoolView(msgspec.Struct, frozen=True):
 
 class IndexView(msgspec.Struct, frozen=True):
     """The known extent of a journal. ``newest_mod_time`` is the time of its last fragment; 0 while only
-    brokers hold that fragment, or without fragments."""
+    brokers hold that fragment, or if the journal has no fragment."""
 
     begin: Offset
     end: Offset
@@ -107,7 +107,7 @@ class Abandoned(msgspec.Struct, frozen=True):
 
 
 class Invalidated(msgspec.Struct, frozen=True):
-    """The resolution for which the wait began has been superseded."""
+    """A later resolution has superseded the one with which the wait began."""
 
 
 class SendFailed(msgspec.Struct, frozen=True):
@@ -208,7 +208,7 @@ class ReadinessSeen(msgspec.Struct, frozen=True):
     unlisted: str = ""
     """Why the stores have not been listed yet. Empty once they were."""
     must_begin: bool = False
-    """True if former primaries may have uploaded bytes beyond the spool, or may do so: `BeginTenure`."""
+    """True if former primaries may have uploaded bytes beyond the spool, or still may. See `BeginTenure`."""
     admission: Admission = ADMITTED
     """The decision of the session ledger."""
     store_refuses: str = ""
@@ -220,7 +220,7 @@ class ReadinessSeen(msgspec.Struct, frozen=True):
 
 
 class AllAcknowledged(msgspec.Struct, frozen=True):
-    """All replicas have acknowledged what earlier appends proposed."""
+    """All replicas have acknowledged the proposals of earlier appends."""
 
     now: float
 
@@ -245,7 +245,7 @@ class ContentRead(msgspec.Struct, frozen=True):
 
 
 class ContentLate(msgspec.Struct, frozen=True):
-    """The caller has sent nothing for as long as it is allowed."""
+    """The caller has sent nothing until its deadline."""
 
 
 class ContentHeld(msgspec.Struct, frozen=True):
@@ -257,7 +257,7 @@ class ContentHeld(msgspec.Struct, frozen=True):
 
 
 class StreamEnded(msgspec.Struct, frozen=True):
-    """The caller has closed its stream. ``next`` is the fragment that the spool would become. ``sum`` is the
+    """The caller has closed its stream. ``next`` is the fragment of the spool after a commit. ``sum`` is the
     SHA-1 of this append's content alone."""
 
     next: Fragment

@@ -79,7 +79,7 @@ class AppendFlow(msgspec.Struct):
     """The flow of one append, from its first wait for content on.
 
     ``rate_min`` is in bytes/s; zero means no minimum. Only time in which the append waits for the client
-    counts as the client's. Time in which the broker held content back, or waited for replicas, does not.
+    counts. Time in which the broker held content back, or waited for replicas, does not count.
     """
 
     balance: RateBalance

@@ -350,8 +350,8 @@ class AppendFSM:
         3. Registers: a fenced writer learns that it is fenced, and not that its offset is wrong.
         4. Stored fragments that may be the journal's: their offsets are not given out again.
         5. An offset below which the journal must never go on: roll to that offset, and check again.
-        6. Missing bytes: an append at the head confirms it. Without an offset, go on only if the head is
-           closed and stores reach it, or without any store. Refuse each offset that is not the head.
+        6. Missing bytes: an append at the head confirms their loss. Without an offset, go on only if the
+           head is closed and stores reach it, or if the journal has no store. Refuse any other offset.
         7. Bytes of former primaries: end their uploads, list the stores, and check again.
         8. Suspension, last: it changes the specification in etcd.
         """
@@ -448,7 +448,7 @@ class AppendFSM:
         elif control in _SUSPENDS:
             if index.empty:
                 return self._put_suspend(SuspendLevel.FULL, end)
-            self._final_status = Status.SUSPENDED  # It is suspended already: end without content.
+            self._final_status = Status.SUSPENDED  # Suspended already: end without content.
         # Go on: nothing is to be changed, or content is not in a blob store yet.
         if self._spool_view.fragment.begin == index.begin:
             # Roll before the second append, so that the first append is a fragment of its own. Without this
@@ -573,7 +573,7 @@ class AppendFSM:
             if answer.status is not Status.OK:
                 return self._on_acks_missing(unexpected_answer(answer))
         self.outcome = self._pending
-        # Also an append that was rolled back gets acknowledgements: its outcome stays a failure.
+        # The acknowledgements may be those of a roll-back: the outcome of its append stays a failure.
         is_failed = self.outcome is not None and self.outcome.ending is Ending.FAILED
         self.state = State.ERROR if is_failed else State.FINISHED
         return _DONE

@@ -1,4 +1,4 @@
-"""Waits that end early when their reason is superseded."""
+"""Waits that end early, once their result is not needed any more."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ async def take_unless(mutex: Mutex[T], invalidated: Latch) -> T:
             invalidation = scope.spawn(_wait(invalidated), name="invalidated")
             await asyncio.wait({take_task, invalidation}, return_when=asyncio.FIRST_COMPLETED)
             scope.cancel()
-        # The checker of types does not know that a wait may change an attribute.
+        # mypy does not know that a wait may change an attribute.
         if invalidated.is_set or not values:  # type: ignore[redundant-expr]
             raise Superseded
         return values.pop()

@@ -5,11 +5,11 @@ all later appends. So the broker reads content before the append waits in line: 
 
 A *small append* is one message of at most `SMALL_BYTES`, which has arrived together with its call. One small
 append at a time leads, until it has ended. The leader commits its own content and that of small appends
-after it, if their terms permit: a group commit. So many small appends cost the replicas as little as one.
+after it, if their terms permit: a group commit. A group costs the replicas as little as one append.
 
 An append that finds its journal's store unhealthy waits for the store in its turn. Later appends wait for the
-store before their turn. These waits do not add up. The time of each begins when its append arrives, or when a
-first append waits for the store: whichever is later.
+store before their turn. These waits do not add up. The limit of a wait counts from the arrival of its append,
+or from the time at which the first append began to wait for the store, whichever is later.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from gazette.protocol.append_session import SessionAppend
 AHEAD_BYTES: Final = 1 << 18
 """Bytes that are read ahead: a client must send them before its append can delay a journal."""
 AHEAD_S: Final = 10.0
-"""Seconds in which a client must send `AHEAD_BYTES`. A low minimum rate allows more. Without it: no limit."""
+"""Seconds in which a client must send `AHEAD_BYTES`. A low minimum rate allows more; a rate of 0, any."""
 _AHEAD_CHUNKS: Final = 4_096
 WAITING_MAX: Final = 512
 WAITING_BYTES_MAX: Final = 64 << 20
-"""Appends of one journal that wait, and bytes of them that were read: at either limit, the line is full."""
+"""Limits of a journal's waiting appends, in number and in bytes read: at either limit, the line is full."""
 SMALL_BYTES: Final = 1 << 16
 GROUP_BYTES: Final = 1 << 18
-"""Content of one group commit, in bytes."""
+"""Greatest content of one group commit, in bytes."""
 
 
 class ContentSource(Protocol):
@@ -120,8 +120,8 @@ class ContentAhead:
 class SmallAppend(msgspec.Struct, eq=False):
     """A small append that waits in line.
 
-    The line calls ``lead`` when it is the append's turn to take the pipeline. Its owner calls ``Line.leave``
-    once it has ended. If another small append takes it along, only ``settle`` is called, with the outcome.
+    The line calls ``lead`` when it is the append's turn to take the pipeline. The owner calls ``Line.leave``
+    at the append's end. If another append takes this append along, only ``settle`` is called, at the end.
     """
 
     terms: AppendTerms
@@ -209,7 +209,7 @@ class Line:
         return group
 
     def _advance(self) -> None:
-        if self._advancing:  # `leave`, of a leader that has ended at once: the loop below goes on.
+        if self._advancing:  # A leader has ended at once, and called `leave`: the loop below goes on.
             return
         self._advancing = True
         try:

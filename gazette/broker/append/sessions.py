@@ -4,11 +4,11 @@ A session begins an append when the one before has succeeded. So, while the ledg
 
 - a lower sequence than the session's last is a late copy: it is refused;
 - the last sequence, known as committed, is a repeated append: it gets the same answer;
-- the last sequence, while another attempt of it runs, is refused until that attempt has ended;
+- the last sequence, while another attempt of the append runs, is refused until that attempt has ended;
 - the last sequence, not known as committed, is admitted, as is a greater one.
 
 A session may be unknown to the ledger because it was at another primary, or was forgotten. Its append is
-admitted if the append names this ledger, of this generation or the one before. The append then began after
+admitted if the append names this ledger, of this generation or the one before. Such an append began after
 the ledger got this name, and no session that appended since then has been forgotten. Any other append is
 refused, and the refusal names the ledger. A live client repeats its append with that name at once. A late
 copy never names a ledger that is younger than the copy.
@@ -62,7 +62,7 @@ class SessionLedger:
     def __init__(self, life: Revision) -> None:
         """Create the ledger of a journal that was created at revision ``life``."""
         self._life = life
-        self._tenure: Revision = 0  # Tenure of the sessions; 0: none began yet.
+        self._tenure: Revision = 0  # Tenure of the sessions; 0 before the first append.
         self._generation = 1
         self._newer: dict[str, _Last] = {}
         self._older: dict[str, _Last] = {}
@@ -74,8 +74,8 @@ class SessionLedger:
     def admit(self, append: SessionAppend, tenure: Revision, attempt: object) -> Admission:
         """Judge an attempt of an append by the primary of ``tenure``. Remember an attempt that is admitted.
 
-        A later tenure than that of the ledger begins the ledger again, and an earlier one is refused. Call
-        ``ended`` when the attempt has ended. Until then, the attempt may be judged again.
+        A later tenure than that of the ledger begins the ledger again. An attempt of an earlier tenure is
+        refused. Call ``ended`` when the attempt has ended. Until then, the attempt may be judged again.
         """
         if tenure > self._tenure:
             self._tenure, self._generation = tenure, 1
@@ -110,8 +110,8 @@ class SessionLedger:
         """Return the error by which the primary of ``tenure`` refuses an append of an unknown session.
 
         Return None if ``admit`` may still admit the append. An append calls this before its turn: an unknown
-        session would wait in line only to be refused and repeated. In its turn, it calls ``admit`` all the
-        same.
+        session would wait in line only to be refused and repeated. In its turn, the append also calls
+        ``admit``.
         """
         is_known = append.session in self._newer or append.session in self._older
         if tenure == self._tenure and is_known:
@@ -147,8 +147,8 @@ class SessionLedger:
             self._generation += 1
 
     def _is_complete_since(self, ledger: str, tenure: Revision) -> bool:
-        """Return True if the ledger of ``tenure`` has forgotten no session that appended since it got the
-        name ``ledger``."""
+        """Return True if the ledger of ``tenure`` has forgotten no session that appended since the ledger got
+        the name ``ledger``."""
         if tenure > self._tenure:
             return ledger == self._name_of(tenure)  # The tenure's first append begins the ledger.
         return ledger in (self.name, self._name_of(self._tenure, self._generation - 1))
@@ -156,8 +156,7 @@ class SessionLedger:
     def _name_of(self, tenure: Revision, generation: int = 1) -> str:
         """Return the name of the ledger of a tenure.
 
-        An assignment may outlive its journal: the journal was created again before the allocator saw its
-        deletion. Then the former life of the journal may have had the same tenure. So the name has the
-        revision at which this life began.
+        A journal may be created again before the allocator sees its deletion. The assignment then stays, and
+        both lives of the journal have the same tenure. So the name has the revision at which this life began.
         """
         return f"{max(tenure, self._life)}.{generation}"

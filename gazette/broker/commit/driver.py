@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 CATCH_UP_BYTES: Final = 1 << 19
-"""Upper bound of one read of the spool in bytes. Such reads send peers the bytes that they lack."""
+"""Upper bound of one read of the spool, in bytes, when peers get the bytes that they lack."""
 
 
 class AppendCall(msgspec.Struct, frozen=True):
@@ -97,7 +97,7 @@ class AppendDriver:
         self._resolution: Resolution | None = None
         self._hold = PipelineHold()
         self._sessions: SessionLedger | None = None
-        """The ledger that admitted the append. None without a session."""
+        """The ledger that admitted the append. None if the append has no session."""
         self._sum: Any = None
         """SHA-1 of the content so far; None before the first content."""
         self._committing = (0, 0)
@@ -149,15 +149,15 @@ class AppendDriver:
                 self._hold.drop()
 
     def interrupt(self, reason: GazetteError) -> None:
-        """Wind the append up for ``reason``: its caller has gone, or it must end.
+        """End the append early, in good order, for ``reason``: for example, its caller has gone.
 
-        Its wait ends now, except a wait for a replica, or for etcd to record assignments, a suspension or the
+        Any wait ends now, except a wait for a replica, or for etcd to record assignments, a suspension or the
         first commit. The replicas still answer a proposal that was sent.
         """
         self._waits.interrupt(reason)
 
     async def _perform(self, effect: ev.Effect) -> ev.Event | None:
-        """Perform an effect, and return the event to which it has led; None if it reports no success."""
+        """Perform an effect. Return the event to which the effect has led; None if it reports no success."""
         match effect:
             case ev.ReadContent(ticks):
                 return await self._read_content(ticks)
@@ -372,7 +372,7 @@ class AppendDriver:
         return ev.PipelineBuilt(pipeline.view(), now, pipeline.caught_up)
 
     async def _catch_up(self, replica: Replica, pipeline: Pipeline) -> ev.Event | None:
-        """Send peers bytes of the spool that they lack. Return None once all have them, or have more."""
+        """Send peers the bytes of the spool that they lack. Return None once all peers have all of them."""
 
         async def read(local: LocalFragment, at: Offset) -> bytes:
             return await self._context.pools.reads.run(local.pread, at, CATCH_UP_BYTES)

@@ -40,7 +40,7 @@ class PipelineHold:
         return self.pipeline
 
     def take(self, replica: Replica, pipeline: Pipeline | None) -> None:
-        """Hold what was taken from the mutex of the replica's pipeline."""
+        """Hold a replica, and the pipeline that was taken from its mutex."""
         self.replica, self.pipeline = replica, pipeline
 
     async def tear_down_former(self) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class ReadinessWatch:
-    """The readiness of a journal as one append sees it. Resolutions passed to it have a specification."""
+    """The readiness of a journal as one append sees it. Pass only resolutions with a specification."""
 
     __slots__ = ("_arrived", "_context", "_seen")
 
@@ -70,8 +70,8 @@ class ReadinessWatch:
         return self._until(replica.line, ails=error is not None or bool(unlisted))
 
     async def change(self, resolution: Resolution, replica: Replica, until: float) -> None:
-        """Wait for the first listing, for another health of the store than was last seen, or for a monotonic
-        time.
+        """Wait for the first listing, for a change of the store's health since the last look, or for the
+        monotonic time ``until``.
 
         Raise ``Superseded`` if the resolution is invalidated, ``Closed`` if the replica ends. Cancellation:
         no effect.
@@ -85,7 +85,7 @@ class ReadinessWatch:
         await changed(resolution.invalidated, *changes)
 
     def _store(self, resolution: Resolution) -> ActiveStore | None:
-        """Return the first store of the journal; None without a store."""
+        """Return the first store of the journal; None if it has no store."""
         assert resolution.spec is not None
         stores = resolution.spec.fragment.stores
         return self._context.blob_stores.get(stores[0]) if stores else None
@@ -101,7 +101,7 @@ class ReadinessWatch:
         """Return the monotonic time until which this append waits for a store that ``ails``; 0 if the store
         works. A store that works also ends the wait of the whole line.
 
-        The time begins with the append's arrival, or later, with the first append that waits for the store.
+        Count the wait from the append's arrival, or from the line's first wait for the store: the later time.
         """
         if not ails:
             line.store_ails_since = None

@@ -2,11 +2,11 @@
 `pipeline` as one commit.
 
 Most appends are small, and find their journal ready: its replicas are in step, its store is healthy, its
-fragment has room. Such an append needs no state machine. ``commit_now`` checks all of that, puts the content
-into the spool, proposes it, and sends it. If any check fails, ``commit_now`` returns before it has changed
-anything. Then a driver performs the append, and `broker/append/fsm` decides.
+fragment has room. Such an append needs no state machine. ``commit_now`` checks these conditions, puts the
+content into the spool, proposes it, and sends it. If any check fails, ``commit_now`` returns before it has
+changed anything. Then a driver performs the append, and `broker/append/fsm` decides.
 
-This module makes no decision of its own: what it accepts, the FSM would commit without any other effect.
+This module makes no decision of its own: the FSM would commit the same appends, without any other effect.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ _NO_BROKERS: Final[frozenset[Incarnation]] = frozenset()
 class AppendGroup:
     """Small appends of one journal that were proposed as one commit, the leader of their line first.
 
-    Call ``start``, which settles each append when all peers have answered. No task waits for that. If the
-    tasks of the broker are cancelled, all appends fail as uncertain.
+    Call ``start``, which settles each append when all peers have answered. No task waits for the answers. If
+    the tasks of the broker are cancelled, all appends fail as uncertain.
     """
 
     __slots__ = (
@@ -143,7 +143,7 @@ def commit_now(
     line: Line,
     leader: SmallAppend,
 ) -> AppendGroup | None:
-    """Propose the commit of the append that leads a line, with those after it that may join, and fit.
+    """Propose the commit of the append that leads a line, and of later appends that may join, and fit.
 
     Return None, without effect, if a check fails (see the module). ``resolution`` is of the present revision.
     ``pipeline`` is that of its replica, free or held by the caller; None: not available.

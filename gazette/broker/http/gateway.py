@@ -1,12 +1,12 @@
 """Journals over HTTP: GET and HEAD read, PUT appends.
 
 Each request becomes a call of the broker's own gRPC service, with the ``Authorization`` header of the
-request. So it is authenticated, routed and proxied exactly like a call of a gRPC client.
+request. So requests are authenticated, routed and proxied exactly like calls of gRPC clients.
 
 A GET without a ``Range`` gets the answer of the original: 206, with a range that has no known end. With a
 ``Range``, the answer is a part of the whole, as HTTP defines it. It has a ``Content-Length``, except with
-``block`` and a range without an end. A body that ends in good order is complete, or its read blocks and the
-broker has ended it. If the read fails, the body is cut off, without a proper end.
+``block`` and a range without an end. A body with a proper end is complete, or its read blocks and the broker
+has ended the read. If the read fails, the body is cut off, without a proper end.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ _APPEND_CODES: Final = {
     Status.WRONG_APPEND_OFFSET: 412,
 }
 _ASSIGNED_SOON: Final = (Status.NO_JOURNAL_PRIMARY_BROKER, Status.INSUFFICIENT_JOURNAL_BROKERS)
-"""Statuses that last until the journal gets its brokers. Answers to appends have a ``Retry-After`` then."""
+"""Statuses that last until the journal gets its brokers. Answers to such appends have a ``Retry-After``."""
 _HEADERS_OF: Final[Mapping[int, Mapping[str, str]]] = {401: CHALLENGE, 503: {"Retry-After": "1"}}
 """Headers of the answer to a call that raised an error, by HTTP status. An answer with a status of the
 journal lacks these headers: the status may last."""
@@ -235,10 +235,10 @@ class _Read:
 
     async def _settle(self, wanted: ByteRange | None) -> ByteRange | Response | None:
         """Check the conditions against the present journal. Return the range to read, with a suffix resolved
-        to offsets; None for the whole journal, even if ``If-Range`` does not hold.
+        to offsets; None for the whole journal, for example because ``If-Range`` does not hold.
 
-        Return a response if it is decided already: the journal cannot be read, a condition decides, or the
-        suffix has no bytes. ``If-None-Match`` does not count with ``block``.
+        Return a response if no content is to be read: the journal cannot be read, a condition does not hold,
+        or the suffix has no bytes. ``If-None-Match`` does not count with ``block``.
         """
         request = self._request
         peek = broker_pb2.ReadRequest(journal=self._asked.journal, offset=-1, metadata_only=True)

@@ -1,7 +1,7 @@
 """POST /v1/journals/{list,read}: the calls of the same names, with messages as JSON.
 
 Responses are lines of ``{"result": …}``. A call that fails after its first response ends with a line of
-``{"error": …}``; one that fails earlier has an answer with a status of HTTP.
+``{"error": …}``. A call that fails earlier gets an answer with an HTTP status.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Headers and arguments of a request for a journal. Each one that changes the meaning of the request is
-honoured or refused. `gazette.net.http_requests` has what is common to all requests."""
+"""Headers and arguments of a request for a journal. A header or argument that changes the meaning of the
+request is honoured or refused. `gazette.net.http_requests` has the parts common to all requests."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def check_append(request: Request) -> bool:
 
 
 def listed(request: Request, name: str) -> str | None:
-    """Return a header that is a list, joined from all its lines in the request; None without a line."""
+    """Return a header that is a list, joined from all its lines in the request; None if it is absent."""
     lines = request.headers.getlist(name)
     return ", ".join(lines) if lines else None
 
