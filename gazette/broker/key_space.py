@@ -71,7 +71,7 @@ def broker_decoder(
 
 
 def decode_journal(journal: str, value: bytes) -> JournalSpec:
-    """Return the specification that is stored under the name ``journal``, as far as it can be served.
+    """Return the stored specification of ``journal``. Replace invalid values: see `protocol.stored`.
 
     Raise ``Invalid`` for bytes that are no specification, and for the specification of another journal.
     """
@@ -94,7 +94,7 @@ def _decode_member(zone: str, suffix: str, value: bytes) -> BrokerMember:
 def _decode_assignment(journal: str, zone: str, suffix: str, slot: int, value: bytes) -> Route:
     """Return the Route that the primary advertised. A new assignment has an empty route.
 
-    An assignment with a damaged value stays: if it vanished, it would be made a second time.
+    An assignment with a damaged value stays: without it, the allocator would assign the journal again.
     """
     if not value:
         return EMPTY_ROUTE

@@ -409,7 +409,7 @@ class Replica:
         spool = await self.spool.take()
         self.spool.close()
         if self._gathering:
-            # Answers that still arrive must answer their appends before the spool is completed.
+            # Late answers must settle their appends before the spool is completed.
             await asyncio.wait(self._gathering)
         was_primary = self.leads
         await roll_back(spool, primary=was_primary)
@@ -436,8 +436,8 @@ class Replica:
             self._context.persister.close(closing, self.head.settled)
 
     def list_now(self) -> None:
-        """List the blob stores now: there are other stores, or fragments that may be stored by now. Cancel a
-        running listing: its store may hang, and may have been replaced for that reason."""
+        """List the blob stores now: the stores have changed, or may have new fragments. Cancel a running
+        listing: its store may hang, and may have been replaced for that reason."""
         self._context.refresher.list_now(self)
 
     @property
@@ -463,7 +463,7 @@ class Replica:
         return interval_s if self.is_listed else min(interval_s, _REFRESH_FIRST_MAX_S)
 
     def unhealthy_stores(self) -> list[ActiveStore]:
-        """Return the stores for whose recovery a failed listing waits; none after one that succeeded."""
+        """Return the stores for whose recovery a failed listing waits; none after a successful listing."""
         spec = self.spec if self.refresh_error else None
         stores = () if spec is None else spec.fragment.stores
         return [
@@ -485,7 +485,7 @@ class Replica:
 
     @property
     def problem(self) -> str:
-        """Why the journal cannot be written or read as it should; empty without a reason."""
+        """Why the journal cannot be written or read as it should; empty if it can."""
         stores = () if self.spec is None else self.spec.fragment.stores
         for active in map(self._context.blob_stores.get, stores):
             if reason := active.refusals.get((self.journal, self.life)):
@@ -603,7 +603,7 @@ class Replica:
 
     @property
     def undecided_reason(self) -> str:
-        """Why some offsets are neither given out nor passed over; empty without a reason."""
+        """Why some offsets are neither given out nor passed over; empty if there are no such offsets."""
         try:
             self.index.require_explained()
         except Unavailable as error:
@@ -622,8 +622,8 @@ class Replica:
         """Make a fragment of bytes that a broker stored aside because it could not ask etcd.
 
         Return False if a later primary has given their offsets out again. Raise ``Unavailable`` if etcd or
-        the store fails, ``Conflict`` if the journal was deleted. Then the object aside stays. It tells
-        brokers that a copy at the fragment's place, if there is one, is not confirmed.
+        the store fails, ``Conflict`` if the journal was deleted. Then the object aside stays. The object
+        tells brokers that a copy at the fragment's place, if there is one, is not confirmed.
         """
         active = self._context.blob_stores.get(aside.fragment.backing_store)
         if await self._is_confirmed(aside) and await self._place(aside, active):

@@ -47,7 +47,7 @@ class Resolution:
     With a status that is not OK, the header names this broker. With OK, ``header.process_id`` names the
     broker that should serve the request: this broker if it equals ``local_id``, any member if it is None.
     ``invalidated`` is set once an assignment was written, the stores have changed, or the local replica has
-    ended. Without a local replica, neither it nor ``reassigned`` is ever set.
+    ended. Without a local replica, neither ``invalidated`` nor ``reassigned`` is ever set.
     """
 
     status: Status
@@ -332,7 +332,7 @@ class Resolver:
     def _resolution(
         self, journal: str, cached: _CachedJournal | None, may_proxy: bool, require_primary: bool
     ) -> Resolution:
-        """Return a new resolution; ``cached`` is None for no such journal, or one the caller may not see.
+        """Return a new resolution. ``cached`` is None if the journal is missing, or hidden from the caller.
 
         Raise ``Closed`` if this broker should serve the journal, and has stopped serving.
         """

@@ -1,4 +1,4 @@
-"""The limits of uploads, by the known heads of journals: a later primary may have begun before their end."""
+"""The limits of uploads, from known heads of journals: a later primary may have begun before their end."""
 
 from __future__ import annotations
 

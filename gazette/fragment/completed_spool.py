@@ -65,7 +65,7 @@ class CompletedSpool:
 
         If no compressed file could be written (a full disk), the bytes are compressed as they are read; such
         a reader is not seekable. If the spool differs from what its fragment says, this call raises
-        ``Corrupt``, or the reader does so in place of the last bytes.
+        ``Corrupt``, or the reader raises ``Corrupt`` in place of the last bytes.
         """
         if self.compression is None:
             return io.BufferedReader(_VerifiedContent(self.file, self.fragment), _READ_BYTES)
@@ -165,7 +165,7 @@ class SpoolCompression:
         return self._target - self._through >= COMPRESSION_BATCH_BYTES
 
     def _turn(self) -> None:
-        """Compress up to `_TURN_BYTES`, in a thread. Queue another turn if a batch is left by then."""
+        """Compress up to `_TURN_BYTES`, in a thread. Queue another turn if a batch is left."""
         with self._lock:
             if self._usable and not self._finished:
                 self._attempt(min(self._target, self._through + _TURN_BYTES), final=False)

@@ -45,8 +45,8 @@ class EmptiedStores:
         """By store: the time since which it lists none of its fragments, and these fragments."""
 
     def note(self, fragment: Fragment) -> None:
-        """Record a fragment that this broker has stored. It is expected in the next listing, if the last one
-        of its store had no fragments."""
+        """Record a fragment that this broker has stored. If the last listing of its store had no fragments,
+        the next listing must have this one."""
         self._stored.setdefault(fragment.backing_store, []).append(fragment)
 
     def restore(

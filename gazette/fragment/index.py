@@ -151,7 +151,7 @@ class Index:
         return self._local[0:]
 
     def fragments(self, begin: Offset = 0) -> list[Fragment]:
-        """Return the fragments of the cover set that readers get, from the first at or after ``begin`` on."""
+        """Return the fragments of the cover set that readers get, and that begin at ``begin`` or later."""
         return [_fragment(span) for span in self._set[self._set.index_at(begin) :]]
 
     def holes(self, end: Offset) -> list[tuple[Offset, Offset]]:
@@ -275,7 +275,7 @@ class Index:
         self._check_open()
 
     def find(self, offset: Offset, begin_mod_time: int = 0) -> IndexResult:
-        """Find the fragment from which to read ``offset`` now: ``query`` without a wait, with its errors."""
+        """Find the fragment from which to read ``offset`` now, as ``query`` does without ``block``."""
         self._check_open()
         return self._find(offset, begin_mod_time)
 
@@ -287,7 +287,7 @@ class Index:
         If no fragment covers the offset, and the gap is known as lost, jump to the next fragment. Jump to the
         next persisted fragment in two more cases: it is the journal's first and has settled (`SETTLED_S`), or
         it was persisted long ago (`JUMP_AGE_S`). Skip persisted fragments older than ``begin_mod_time`` (Unix
-        seconds). Without such a fragment, return OFFSET_NOT_YET_AVAILABLE or, with ``block``, wait for one.
+        seconds). If no fragment is left, return OFFSET_NOT_YET_AVAILABLE or, with ``block``, wait for one.
 
         Raise ``Closed`` when the index closes. Raise ``Unavailable`` if only unexplained fragments have the
         offset, or offsets that a jump would pass over. Cancellation: no effect; the caller owns the deadline.

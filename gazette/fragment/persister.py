@@ -2,8 +2,8 @@
 of `blobs`.
 
 Until then, local files of the brokers are the only copies of acknowledged appends. So a spool is held until
-it is persisted, or until its journal does not need it: the journal is gone, has no store, or a later primary
-gave its offsets out again. At its end, a broker gives up spools that it could not persist in time.
+it is persisted, or until its journal does not need it: the journal is gone or has no store, or a later
+primary gave its offsets out again. At its end, a broker gives up spools that it could not persist in time.
 """
 
 from __future__ import annotations
@@ -84,9 +84,9 @@ class Persister:
     journal of the same name was created since.
 
     A journal may be deleted and created again during an upload. The object would become part of the new
-    journal. So it is removed again, unless the new journal relies on it. A replica of the new journal may
-    have completed the same bytes at the same offsets. Then it may have found the object in the store, and
-    released its own spool. ``relies_on`` returns True if the new journal may rely on the object.
+    journal. So the object is removed again, unless the new journal relies on it. A replica of the new journal
+    may have completed the same bytes at the same offsets. The replica may have found the object in the store,
+    and released its own spool. ``relies_on`` returns True if the new journal may rely on the object.
 
     A broker that was paused or cut off may hold bytes at offsets that a later primary gave out again. The
     persister calls ``limit_of`` right before and after an upload, and uploads no byte beyond the limit. If
@@ -208,8 +208,7 @@ class Persister:
         cannot be confirmed is stored aside at once, and counts as persisted: its bytes are in the store.
 
         Raise ``Unavailable``, which names the first spools that are not persisted, and why. Their bytes are
-        lost if this was the journal's last broker. Cancellation of the wait: nothing is dropped; call it
-        again.
+        lost if this was the journal's last broker. A cancelled call drops nothing: call ``finish`` again.
         """
         self._hurry.set()
         for outage in self._outages.values():

@@ -2,7 +2,7 @@
 `replica` makes fragments of them.
 
 A broker that cannot ask etcd does not know whether a later primary gave its offsets to other bytes. As a
-fragment, the broker's bytes could hide acknowledged appends. So when it ends, it stores these bytes *aside*,
+fragment, the broker's bytes could hide acknowledged appends. So the broker stores them *aside* at its end,
 under a name that no listing mistakes for a fragment. The name holds the life of the journal, and the tenure
 of the primary to which the bytes belong. A replica whose listing finds such an object asks etcd. If the
 offsets were not given out again, the replica makes a fragment of the object.

@@ -170,7 +170,7 @@ class SpoolState:
         return self._next
 
     def commit_next(self, now: float) -> Committed:
-        """Commit the pending bytes, of which ``next`` has returned the fragment. The effect is that of
+        """Commit the pending bytes, after ``next`` has returned their fragment. The effect is that of
         ``propose`` with this fragment and the present registers."""
         assert self._next is not None
         length, self.delta = self.delta, 0
@@ -182,8 +182,8 @@ class SpoolState:
     def _must_roll(self, proposed: Fragment) -> bool:
         """Return True if the spool must roll before it can take the proposal.
 
-        A proposal beyond all bytes here means that this replica missed commits: the spool goes on from its
-        end. An empty proposal at our end is the primary's order to complete the fragment.
+        A proposal beyond all bytes here means that this replica missed commits: the spool goes on from the
+        proposal's end. An empty proposal at our end is the primary's order to complete the fragment.
         """
         end = self.fragment.end
         return proposed.end > end + self.delta or (proposed.end == end and not proposed.length)
@@ -253,7 +253,7 @@ def proposal_of(
     - ``roll_to`` (0: not given) is not its begin;
     - its first commit was in another flush interval than ``now``, counted from the Unix epoch.
 
-    The new fragment is at ``roll_to``, or at the present end. Raise ``Bug`` if that gives up committed bytes.
+    The new fragment begins at ``roll_to``, or at the present end. Raise ``Bug`` if committed bytes were lost.
     """
     must_roll = (
         not fragment.length

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 LIMIT_BYTES: Final = 1 << 26
 _WRITTEN_FROM: Final = 16
-"""Divisor of the limit. Threads begin to write once the quotient, in bytes, is in memory."""
+"""Threads begin to write once the limit divided by this number, in bytes, is in memory."""
 _PART_BYTES: Final = 1 << 18
 """Bytes up to which content is joined into one part in memory. A thread copies a part under the lock, for
 which the loop may wait, and then writes the copy."""
@@ -101,7 +101,7 @@ class SpoolBytes:
                     self._begin = position + len(content)
 
     def pread(self, length: int, position: int) -> bytes:
-        """Read at most ``length`` bytes; fewer at the end. Block if they are in the file."""
+        """Read at most ``length`` bytes; fewer at the end. Block if the bytes are in the file."""
         with self._lock:
             begin = self._begin
             from_memory = self._kept(length, position)

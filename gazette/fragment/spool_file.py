@@ -108,7 +108,7 @@ class Spool:
 
     @property
     def first_append_time(self) -> float | None:
-        """Unix seconds of the fragment's first commit; None while it is empty."""
+        """Unix seconds of the fragment's first commit; None while the fragment is empty."""
         return self._state.first_append_time
 
     def next(self) -> Fragment:
@@ -255,7 +255,7 @@ class Spool:
         self._writing = None
 
     def _perform(self, effect: SpoolEffect, *, primary: bool) -> None:
-        """Do to the file, its sums and the metrics what the state has decided."""
+        """Apply a decision of the state to the file, its sums and the metrics."""
         match effect:
             case Committed():
                 self._on_committed(effect, primary=primary)

@@ -191,8 +191,8 @@ class Upload:
         return True
 
     async def _cut(self, spec: JournalSpec) -> None:
-        """Cut the spool at ``cut``, if that is set. Read its bytes to compute the digest of those before
-        it."""
+        """Cut the spool at ``cut``, if ``cut`` is set. Read the spool to compute the digest of the bytes
+        before ``cut``."""
         if self.cut is not None and spec.fragment.stores:
             calls = self._shared.blob_stores.get(spec.fragment.stores[0]).calls
             self.spool = await self.spool.cut_to(self.cut, calls)
@@ -257,8 +257,8 @@ class Upload:
             raise Unconfirmed(error) from error
 
     async def _is_superseded(self) -> bool:
-        """Set ``cut`` to where a later primary has begun, if that is before the end. Return True if no byte
-        is then left."""
+        """Set ``cut`` to the offset at which a later primary has begun, if it is before the end. Return True
+        if no byte is left to upload."""
         fragment = self.spool.fragment
         end = fragment.end if self.cut is None else self.cut
         if end <= fragment.begin:

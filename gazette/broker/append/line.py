@@ -209,7 +209,7 @@ class Line:
         return group
 
     def _advance(self) -> None:
-        if self._advancing:  # A leader has ended at once, and called `leave`: the loop below goes on.
+        if self._advancing:  # A leader called `leave` at once: the loop below goes on.
             return
         self._advancing = True
         try:

@@ -5,9 +5,9 @@ have bytes that another never gets. No client got an answer for such bytes, but 
 it leaves (`upload_gate`). If the other follower leads next, it would give the same offsets to other bytes.
 
 A follower that stays reports such bytes: the first synchronization of the new pipeline compares the ends of
-all spools. Only followers that are gone matter. If one is gone, its late uploads must not count. So the new
-primary writes its begin to etcd, which ends late uploads, and lists the stores (``Replica.begin``). It does
-this only if a follower was lost with the former primary, or if it got no content as follower.
+all spools. Only followers that are gone matter: their late uploads must not count. So the new primary writes
+its begin to etcd, which ends late uploads, and lists the stores (``Replica.begin``). It does both only if a
+follower was lost with the former primary, or if the new primary got no content as follower.
 """
 
 from __future__ import annotations

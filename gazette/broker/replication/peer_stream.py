@@ -86,7 +86,7 @@ class _Answers:
             return
         loop = asyncio.get_running_loop()
         left_s = self._progressed_at + self.timeout_s - loop.time()
-        if self.arrived:  # This peer is not late: the answer waits for that of another peer.
+        if self.arrived:  # This peer is not late: its answer waits for another peer's answer.
             left_s = self.timeout_s
         if left_s > 0:
             self._timer = loop.call_later(left_s, self._look)

@@ -60,14 +60,14 @@ _SYNC_ANSWERS: Final = frozenset({Status.OK.value, Status.PROPOSAL_MISMATCH.valu
 
 
 OnAnswered: TypeAlias = Callable[[LabelSet | GazetteError], None]
-"""Gets the registers behind a commit that all peers have acknowledged, or why it may not be acknowledged."""
+"""Gets the registers after a commit that all peers have acknowledged, or why it may not be acknowledged."""
 
 ReadSpool: TypeAlias = Callable[[LocalFragment, Offset], Awaitable[bytes]]
 """Reads bytes of a spool from an offset on: at least one byte, at most the content of one message."""
 
 
 class Turn:
-    """The right to gather the answers to what was sent since the last turn was taken.
+    """The right to gather the answers to all messages since the last turn was taken.
 
     ``async with turn`` waits until the turn comes, and passes it on at the end. A turn that is skipped, or
     left by an exception, breaks the pipeline. Otherwise the next turn would gather the wrong answers.
@@ -175,7 +175,7 @@ class Pipeline:
         self._length = 0
         self._failure: GazetteError | None = None  # The reason given to `fail`; None before.
         self.reassigned = Latch()
-        """Set once an assignment was added, removed or made again: a new one may stand for another
+        """Set once an assignment was added, removed or made again: a new assignment may stand for another
         replica."""
         self.caught_up = False
         """True if a peer lacked bytes of the open fragment, and this pipeline has begun to send them."""
@@ -263,8 +263,8 @@ class Pipeline:
         """Send committed bytes of the local spool to peers that have only its beginning.
 
         Call this before the first ``sync``. A peer that gets a proposal ahead of its spool goes on after the
-        proposal, without the bytes before it. Then only some replicas would hold these bytes. If they were
-        lost, readers would wait for the bytes.
+        proposal, without the bytes before it. Then only some replicas would hold these bytes. If these
+        replicas were lost, readers would wait for the bytes.
 
         Return the answers of peers that refuse the route; then no bytes were sent. Raise ``Conflict`` if
         a peer has other bytes than this broker, or the failure of the first peer that failed. After an error
@@ -450,8 +450,8 @@ class Pipeline:
             await await_shared(self.last_turn)
 
     async def gather_sync(self) -> tuple[tuple[PeerAnswer, ...], GazetteError | None]:
-        """Return the answers of peers to a ``sync``, and the first failure (None without one): of a peer
-        without an answer, or of a lease that may have ended. Call this in the turn of the append.
+        """Return the answers of peers to a ``sync``, and the first failure, or None: of a peer without an
+        answer, or of a lease that may have ended. Call this in the turn of the append.
 
         Cancellation: the pipeline is broken.
         """

@@ -174,7 +174,7 @@ class SpoolWriter:
             self._failure = error
 
     async def _apply(self, batch: bytes, begin: int) -> None:
-        """Give a batch to the digest and to the spool. If the spool fails, drop the content behind it."""
+        """Give a batch to the digest and to the spool. If the spool fails, drop the gathered content."""
         digest_future: concurrent.futures.Future[None] | None = None
         try:
             if self._digest is not None:

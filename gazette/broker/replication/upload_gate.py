@@ -1,5 +1,5 @@
-"""Stage 6 of the byte path: takes the completed spools of one replica, gives `persister` what may be
-uploaded. It holds back what only this broker is known to have.
+"""Stage 6 of the byte path: takes the completed spools of one replica, gives `persister` the bytes to upload.
+It holds bytes back that only this broker is known to have.
 
 A follower leaves an upload to its primary only while the primary is known to hold the same bytes. The proof
 is a proposal: a primary that proposes exactly our fragment has its bytes. A follower uploads all other
@@ -112,7 +112,7 @@ class UploadGate:
         self.agree(*self._acknowledged)
 
     def confirm(self, fragment: Fragment, reassigned: Latch, tenure: Revision) -> None:
-        """Record that the primary of ``tenure`` has proposed exactly ``fragment``, and this replica has it.
+        """Record that the primary of ``tenure`` proposed exactly ``fragment``, and that this replica has it.
 
         ``reassigned`` is set once the journal has another primary, or other members, than at the proposal.
         """
