@@ -1,6 +1,6 @@
-"""NumPy, for ``from gazette.lazy_numpy import numpy as np``: it is imported when a name of it is used.
+"""NumPy, for ``from gazette.lazy_numpy import numpy as np``: imported when one of its names is first used.
 
-It takes 11 MB and a tenth of a member's start. An idle member decodes and maps nothing, and does not need it.
+The import takes 11 MB and a tenth of a member's start. An idle member decodes and maps nothing without NumPy.
 """
 
 from __future__ import annotations

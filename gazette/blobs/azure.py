@@ -76,7 +76,7 @@ class AzureStore(FsspecStore):
         if not self._with_key:
             from azure.identity.aio import ClientSecretCredential
 
-            # Do not look the authority up in Microsoft's list of clouds, which lacks private ones.
+            # Do not look the authority up in Microsoft's list of clouds, which lacks private clouds.
             options["credential"] = ClientSecretCredential(
                 options.pop("tenant_id"),
                 options.pop("client_id"),
@@ -85,7 +85,7 @@ class AzureStore(FsspecStore):
             )
         return fsspec.filesystem(
             "abfs",
-            # By default adlfs first looks for the container: for this the caller needs another permission.
+            # By default, adlfs first looks for the container, which needs another permission.
             assume_container_exists=True,
             **_TIMEOUTS,
             max_concurrency=1,
@@ -189,7 +189,7 @@ class AzureStore(FsspecStore):
             return self._signed(files, path, ttl_s, key)
 
     def _signed(self, files: Any, path: str, ttl_s: float, delegation: Any) -> str:
-        """Return a URL, signed by the delegated key ``delegation``, or by the account's key if that is None.
+        """Return a URL, signed by the delegated key ``delegation``; None: by the account's key.
 
         Without the account's key, return the location. Raise ``Invalid`` if ``ttl_s`` is too long.
         """

@@ -70,8 +70,8 @@ class BlobStore(Protocol):
         ...
 
     def sign_get(self, path: str, ttl_s: float) -> str:
-        """Return a URL that lets its bearer read the object for ``ttl_s`` seconds. Do not look for the
-        object.
+        """Return a URL that lets its bearer read the object for ``ttl_s`` seconds. Do not check that the
+        object exists.
 
         The URL needs no credentials for the store, if the store can make such URLs. Otherwise the URL only
         says where the object is.

@@ -33,7 +33,7 @@ _NEVER: Final = {
     errno.EISDIR: "Remove the directory that is in the place of a file.",
     errno.ELOOP: "Remove the symbolic links that lead to themselves.",
 }
-"""Hints for errors that a repeated call gets again for the same path."""
+"""Hints for errors that each repeated call for the same path gets, too."""
 _DIRECTORY_MODE: Final = 0o750
 
 

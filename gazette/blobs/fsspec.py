@@ -1,7 +1,7 @@
 """Stage 8 of the byte path: objects as files of one of fsspec's file systems.
 
-`gs` and `azure` build on it. Any other file system can be named as ``fsspec+<protocol>://host/path/``, with
-its credentials in fsspec's own configuration. Brokers of the original do not know such a URL.
+`gs` and `azure` use this module. Any other file system can be named as ``fsspec+<protocol>://host/path/``,
+with its credentials in fsspec's own configuration. Brokers of the original do not know such a URL.
 
 fsspec was made for notebooks, and hides failures. This module works around that:
 
@@ -83,8 +83,8 @@ class FsspecStore(ABC):
     """Scheme of the URL, for messages."""
 
     writes_whole = False
-    """True if the file system shows a file only once it was closed. Otherwise files are written under another
-    name in the same directory, and renamed."""
+    """True if the file system shows only closed files. Otherwise files are written under another name in the
+    same directory, and renamed."""
 
     def __init__(self, root: str, query: str) -> None:
         """Take ``root``, a path of the file system: not empty, without ``/`` at the end. Raise ``Invalid``
@@ -155,7 +155,7 @@ class FsspecStore(ABC):
             for entry in entries:
                 name = entry["name"]
                 if not name.startswith(f"{directory}/") or name.endswith("/"):
-                    continue  # The entry is the directory itself, or a file of its name.
+                    continue  # The entry is the directory itself, or a file of the same name.
                 if entry["type"] == "directory":
                     directories.append(name)
                 elif posixpath.basename(name).startswith(PARTIAL_PREFIX):
@@ -315,7 +315,7 @@ class NamedStore(FsspecStore):
         return files
 
     def _locate(self, path: str) -> str:
-        # `_mapped` makes the file system, which says what `_root` is.
+        # `_mapped` makes the file system, and so sets `_root`, before the call.
         with self._mapped(path):
             return super()._locate(path)
 
@@ -385,7 +385,7 @@ class _FileReader(io.RawIOBase):
         for attempt in range(1, ATTEMPTS_MAX + 1):
             try:
                 with self._store._mapped(self._path) as files:
-                    # For a small object, ask for more bytes than it has: these show a larger replacement.
+                    # Ask for more bytes than a small object has: more bytes show a larger replacement.
                     end = BLOCK_BYTES if is_small else begin + expected
                     content = self._store.read_range(files, self._located, begin, end)
                     is_last = not is_small and begin + expected == self._length
@@ -429,7 +429,7 @@ def mod_time_of(info: Mapping[str, Any]) -> int:
 def map_errors(scheme: str, error: Exception, path: str) -> GazetteError:
     """Return the ``GazetteError`` for an error of a file system.
 
-    The type of the error decides, or its HTTP status. If neither decides, judge its cause in the same way.
+    The error's type decides, or its HTTP status. If neither decides, judge the error's cause the same way.
     """
     text = f"{scheme}: {type(error).__name__}: {error}"
     cause: BaseException | None = error

@@ -25,7 +25,7 @@ _FETCH_TIMEOUT_S: Final = 30.0
 
 _HEALTHY_INTERVAL_S: Final = 1800.0
 _FAILED_INTERVALS_S: Final = (0.0, 0.1, 1.0, 1.0, 10.0, 10.0, 100.0)
-"""Seconds to the next check after the first failure in a row, the second, and so on. The last one repeats."""
+"""Seconds to the next check after the first failure in a row, the second, and so on. The last repeats."""
 
 
 def check(store: BlobStore) -> None:

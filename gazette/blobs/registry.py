@@ -42,9 +42,9 @@ _CHECK_AGAIN_S: Final = 1.0
 """Least seconds between two health checks, if a sign of recovery or failure asks for an early one."""
 _SIGNING_HUNG_AFTER_S: Final = 15.0
 _UNUSED_AT_ONCE: Final = 4
-"""Greatest number of checks at a time, of stores that are not in use. Checks that hang count."""
+"""Greatest number of checks, at a time, of stores that are not in use. Checks that hang count, too."""
 _SIGNED_AT_ONCE: Final = 16
-"""Greatest number of URLs that are signed in one step of the event loop: some milliseconds."""
+"""Greatest number of URLs to sign in one step of the event loop: a step takes some milliseconds."""
 
 _STORES: Final = {
     "s3": "gazette.blobs.s3.store:S3Store",
@@ -65,8 +65,8 @@ class BlobSettings:
 
     ``file_root`` is the root directory of ``file://`` stores; None forbids these stores. With ``file_only``,
     the stores of all other schemes are directories below ``file_root``, too: one directory for each bucket
-    and prefix. (A store of fsspec has one for its path.) This is for development with the specifications of
-    production.
+    and prefix. (A store of fsspec has one directory, for its path.) This is for development with the
+    specifications of production.
 
     ``fsspec_protocols`` are the protocols that ``fsspec+NAME://`` may name. The limit is needed: the author
     of a journal's specification chooses its stores, and so the file systems that this process opens.
@@ -79,9 +79,9 @@ class BlobSettings:
 
 @dataclass(frozen=True, slots=True)
 class HealthStatus:
-    """The result of the latest check: without an error, the store is healthy. Calls that hang give such a
-    result, too. ``checks`` counts the results so far. The check began at the monotonic time ``began`` (-inf:
-    there was no check)."""
+    """The latest result of a check, or of calls that hang: without an error, the store is healthy. ``checks``
+    counts the results so far. The check began at the monotonic time ``began`` (-inf: there was no
+    check)."""
 
     error: str | None
     checks: int
@@ -161,8 +161,8 @@ class ActiveStore:
     async def sign(self, paths: Sequence[str], ttl_s: float) -> list[str]:
         """Return ``BlobStore.sign_get`` of each path.
 
-        Compute the URLs on the event loop if the store can: then a store that hangs does no harm. Otherwise
-        compute them in a separate thread. Raise ``Unavailable`` if this thread has not returned for 15 s.
+        If the store permits it, compute the URLs on the event loop: then a store that hangs does no harm.
+        Otherwise use a separate thread. Raise ``Unavailable`` if this thread has not returned for 15 s.
         """
         store, urls = self._usable_store, list[str]()
         for path in paths:
@@ -248,7 +248,7 @@ class ActiveStore:
     def set_health(
         self, error: str | None, *, began: float = -math.inf, final: bool = False
     ) -> None:
-        """Record the result of a check that began at that monotonic time. ``final``: no check follows."""
+        """Record the result of a check. ``began`` is the monotonic time. ``final``: no check follows."""
         self._health = HealthStatus(error, self._health.checks + 1, began)
         self._final = final
         changed, self._changed = self._changed, asyncio.Event()
@@ -370,8 +370,8 @@ class BlobStores:
     def sweep(self) -> int:
         """Forget the stores that were not used since the last sweep. Return their number.
 
-        A store with calls in progress stays. If it was made again, it would get new threads beside the
-        threads that hang.
+        A store with calls in progress stays. If the store was made again, it would get new threads beside
+        the threads that hang.
         """
         unused = [
             active
@@ -452,7 +452,7 @@ class BlobStores:
             self.sweep()
 
     async def watch_calls(self) -> None:
-        """Look for calls that hang each second, while any call is in progress. So does `run_health`."""
+        """Look each second, while any call is in progress, for calls that hang. `run_health` does so, too."""
         while True:
             await self._busy.wait()
             await self._clock.sleep(_WATCH_INTERVAL_S)

@@ -253,7 +253,7 @@ def proposal_of(
     - ``roll_to`` (0: not given) is not its begin;
     - its first commit was in another flush interval than ``now``, counted from the Unix epoch.
 
-    The new fragment begins at ``roll_to``, or at the present end. Raise ``Bug`` if committed bytes were lost.
+    The new fragment begins at ``roll_to``, or at the present end. Raise ``Bug`` if it loses committed bytes.
     """
     must_roll = (
         not fragment.length

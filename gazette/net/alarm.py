@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 class Alarm:
-    """Calls a function once, unless it is unset before."""
+    """Calls a function once, unless the alarm is unset before."""
 
     def __init__(self, call: Callable[[], None]) -> None:
         self._call = call

@@ -158,7 +158,7 @@ class Acceptor:
         self._retry = self._loop.call_later(_RETRY_S, self.start)
 
     def _admit(self, connection: socket.socket) -> None:
-        """Begin a connection in a task. At the limit, close another one for it, or else refuse it."""
+        """Begin a connection in a task. At the limit, close another connection first, or refuse this one."""
         if self._count() + self._uncounted >= self._limit and not self._evict():
             self._refuse(connection)
             return
@@ -171,7 +171,7 @@ class Acceptor:
                 self._uncounted -= 1
 
         def started(_: asyncio.Task[None]) -> None:
-            made()  # The connection may have failed before its protocol called this.
+            made()  # The connection may have failed before its protocol called `made`.
             del self._starting[task]
             if task.cancelled():
                 connection.close()  # The task may have been cancelled before it made a transport.

@@ -166,7 +166,7 @@ class HttpConnection(asyncio.Protocol):
         return True
 
     def answer_late(self) -> None:
-        """Give up a client that has ended its side. While bytes wait for it, it has the time of others."""
+        """Close the connection of a client that has ended its side, or look later if bytes wait for it."""
         if self.writable.is_set() or self._request is None:
             self.close()
         else:
@@ -356,7 +356,7 @@ class AsgiCycle:
         self._scope = _scope_of(connection.transport, head)
         self._awaits_continue = connection.protocol.they_are_waiting_for_100_continue
         self._body = bytearray()
-        # In this order, True once: the body has ended; the application has got its end; the client is gone.
+        # In order, each is True once: the body has ended; the application has its end; the client is gone.
         self._ended = self._end_given = self._lost = False
         self.started = False
         """True once the head of the answer was sent."""

@@ -42,7 +42,7 @@ _CLOSE: Final = {"Connection": "close"}
 class GuardRules:
     """The rules of a server. With ``hosts`` None, any ``Host`` is served, since callers need tokens.
 
-    ``origins`` are those whose pages may send requests that change something.
+    Pages of ``origins`` may send requests that change something.
     """
 
     hosts: frozenset[str] | None

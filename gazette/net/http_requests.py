@@ -48,7 +48,7 @@ def check_headers(request: Request) -> None:
 
 
 def content_encoding(request: Request, accepted: Mapping[str, str]) -> str:
-    """Return the encoding of the body: the value in ``accepted``, or empty without an encoding.
+    """Return the encoding of the body: the value in ``accepted``; empty if the body has no encoding.
 
     Raise `Refusal` with 415 for another encoding, with the names in ``accepted``.
     """

@@ -44,8 +44,8 @@ class TlsFiles:
     ca_file: str = ""
 
     def read(self) -> tuple[bytes, bytes, bytes | None]:
-        """Return certificate, key and CA (None: no CA). Raise ``Invalid``, which names the file, if one
-        cannot be read."""
+        """Return certificate, key and CA (None: no CA). Raise ``Invalid``, which names the file, for a file
+        that cannot be read."""
         return (
             read_pem(self.cert_file, "server-cert-file"),
             read_pem(self.key_file, "server-cert-key-file"),
@@ -113,7 +113,7 @@ def port_number(text: str, setting: str) -> int:
 
 def clear_stale_socket(path: str) -> None:
     """Remove the socket of a process that is gone. Raise ``Unavailable`` if a process listens there, or if
-    the path is not one of a socket."""
+    the path names no socket."""
     address = f"{UNIX_PREFIX}{path}"
     try:
         is_socket = stat.S_ISSOCK(os.lstat(path).st_mode)
@@ -208,12 +208,12 @@ class ReloadedTls:
 
 
 class HttpServer:
-    """Serves ``app`` on ``sock`` to at most ``limit`` connections. It owns ``sock`` from now on. A client
-    that could connect expects an answer. If its connection is closed without an answer, the client cannot
-    know whether its request took effect. So ``stop`` takes these steps:
+    """Serves ``app`` on ``sock``, which it owns, to at most ``limit`` connections. A client that could
+    connect expects an answer. If its connection is closed without an answer, the client cannot know whether
+    its request took effect. So ``stop`` takes these steps:
 
-    1. Accept the connections that the kernel has established. Only then close the listener: later ones are
-       refused. (A connection that is established in the microseconds between these two actions is reset.)
+    1. Accept the connections that the kernel has established. Only then close the listener, which refuses
+       later connections. (A connection that is established in the microseconds between both is reset.)
     2. From now on, answers carry ``Connection: close``: no further request is served.
     3. Give a connection that was never used `FIRST_REQUEST_S` for its request. Give a used, idle connection
        `NEXT_REQUEST_S`: HTTP/1.1 lets a server close it at any time, which clients know (RFC 9112, 9.3.1 and
@@ -265,8 +265,8 @@ class HttpServer:
         return len(serving.connections) >= self._limit and not self._make_room()
 
     def _make_room(self) -> bool:
-        """Close the connection that has waited longest for a request; unused ones first, those that close
-        already last. Return False if all are busy."""
+        """Close the connection that has waited longest for a request. Unused connections go first, those that
+        close already go last. Return False if all are busy."""
         assert self._serving is not None
         waiting = [connection for connection in self._serving.connections if not connection.busy]
         if not waiting:

@@ -186,6 +186,6 @@ class Server:
                 self._http_socket.close()
 
     async def _stop_http(self, http: HttpServer, grace_s: float) -> None:
-        # Until then, connections of the gRPC port may turn out to be HTTP/1.1.
+        # Until `decided` is set, connections of the gRPC port may turn out to be HTTP/1.1.
         await self.grpc.decided.wait()
         await http.stop(grace_s)

@@ -1,9 +1,9 @@
 """Append sessions: metadata by which a broker recognizes a late copy of an earlier append.
 
 An append service retries an append with an unknown outcome, often at another broker. The first attempt may
-still be on its way: in a kernel that repeats its packets after a partition, or in a paused process. Suppose
-that it arrives after later appends. Readers would take an old acknowledgement of a transaction for a
-roll-back by its producer, and would lose or repeat messages.
+still be on its way: in a kernel that repeats its packets after a partition, or in a paused process. If that
+attempt arrived after later appends, readers would take an old acknowledgement of a transaction for a
+roll-back by its producer. They would lose or repeat messages.
 
 So each append of a service carries this metadata, which older brokers and the original ignore:
 
@@ -78,7 +78,7 @@ def introduction(ledger: str, created: Revision) -> tuple[tuple[str, str], ...]:
 
 
 def created_of(metadata: Iterable[Any] | None) -> Revision:
-    """Return the CreateRevision in the trailing metadata of a refused append, or 0 without one."""
+    """Return the CreateRevision in the trailing metadata of a refused append, or 0 if it is missing."""
     for key, value in metadata or ():
         is_number = isinstance(value, str) and value.isascii() and value.isdigit()
         if key == CREATED_KEY and is_number and len(value) <= _DIGITS_MAX:
@@ -87,7 +87,7 @@ def created_of(metadata: Iterable[Any] | None) -> Revision:
 
 
 def ledger_of(metadata: Iterable[Any] | None) -> str:
-    """Return the ledger in the trailing metadata of a refused append, or "" without one."""
+    """Return the ledger in the trailing metadata of a refused append, or "" if it is missing."""
     for key, value in metadata or ():
         if key == LEDGER_KEY and isinstance(value, str):
             return value

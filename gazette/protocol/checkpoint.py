@@ -22,15 +22,15 @@ class ProducerState:
     """State of one producer in one journal.
 
     ``last_ack`` is the clock up to which the producer's messages have committed. ``begin`` is the offset of
-    its first message that has not committed, or ``None`` if all have. On the wire and in JSON, ``None`` is
+    its first uncommitted message, or ``None`` if all have committed. On the wire and in JSON, ``None`` is
     -1, and an absent ``begin`` is offset 0.
     """
 
     last_ack: int
     begin: Offset | None
     seen_at: int = field(default=0, compare=False)
-    """Time of the last checkpoint before which the producer wrote a message, where an offset of a stream says
-    it; else 0. On the wire there is no such field."""
+    """Time of the last checkpoint before which the producer wrote a message, as offsets of streams in Spark
+    keep it; else 0. The wire form lacks this field."""
 
 
 @dataclass(frozen=True, slots=True)

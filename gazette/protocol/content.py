@@ -46,7 +46,7 @@ TOO_SLOW: Final = "client stream didn't sustain the minimum append data rate"
 _BYTES: Final = tuple(bytes((value,)) for value in range(0x80))
 
 COMMIT: Final = b""
-"""The message that commits an append: one without any field."""
+"""The message that commits an append: a message without any field."""
 
 
 class Content(NamedTuple):
@@ -123,7 +123,7 @@ def replicate_content(content: bytes, delta: int) -> bytes:
 
 
 class ProposalEncoder:
-    """Encodes requests that propose a fragment and ask for an answer, to the bytes of the generated code.
+    """Encodes requests that propose a fragment and ask for an answer, as the generated code would.
 
     Registers seldom change from one proposal to the next: they are encoded once.
     """

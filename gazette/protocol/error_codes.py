@@ -1,6 +1,6 @@
 """Errors, codes of gRPC and statuses of HTTP: the only tables between them.
 
-There are two tables of codes. Services of the protocol answer as the Go original does: nearly each
+There are two tables of codes. Services of the protocol answer as the Go original does: nearly every
 failure is UNKNOWN with a text. Services of our own (queries, JSON over HTTP) have a code per kind of error.
 """
 

@@ -67,7 +67,7 @@ class Codec(IntEnum):
 
     @classmethod
     def from_extension(cls, extension: str) -> Codec:
-        """Return the codec of an extension, in any case and former spelling. Raise ``Invalid`` for others."""
+        """Return the codec of a present or former extension, in any case. Raise ``Invalid`` for others."""
         codec = _CODECS.get(extension.lower())
         if codec is None:
             raise Invalid(f"unrecognized compression extension: {extension}")

@@ -52,7 +52,7 @@ class Attribution(Enum):
 
 
 class FragmentOwner:
-    """Applies the rule above for one journal. Of ``others``, only journals below its directory count."""
+    """Applies the rule above for one journal. Of ``others``, only journals below this journal count."""
 
     def __init__(self, spec: JournalSpec, others: Collection[JournalName] = ()) -> None:
         self.journal = spec.name
@@ -105,9 +105,9 @@ def _shapes(spec: JournalSpec) -> list[PostfixShape]:
 def keep_explanations(labels: LabelSet, former: JournalSpec, template: str) -> LabelSet:
     """Return the labels of a specification that replaces ``former`` and has ``template``.
 
-    The returned labels keep the template of ``former``, since its fragments have postfixes of it. Former
+    The returned labels keep the former template, which wrote the postfixes of former fragments. Former
     labels about fragments stay if ``labels`` does not give them. Raise ``Invalid`` if a label cannot keep
-    that template.
+    the former template.
     """
     names = (FORMER_POSTFIX, FOREIGN_FRAGMENTS)
     former_labels = LabelSet(tuple(label for label in former.labels.labels if label.name in names))

@@ -122,7 +122,7 @@ class FSMHints:
     properties: tuple[Property, ...] = ()
 
     def validate(self) -> None:
-        """Raise ``Invalid`` unless all segments are valid. A segment of the hints' own log has no ``log``."""
+        """Raise ``Invalid`` unless all segments are valid. For the hints' own log, ``log`` must be empty."""
         for node in self.live_nodes:
             for segment in node.segments:
                 if segment.log and segment.log == self.log:

@@ -132,7 +132,7 @@ def _validate_symbols(value: str, alphabet: re.Pattern[str], minimum: int, maxim
         # A fast path for ASCII: labels and registers make this the most frequent check of all.
         valid = not value.encode().translate(None, _ASCII[alphabet])
     else:
-        # Half of a surrogate pair has no UTF-8. Measure it all the same: the alphabet refuses it below.
+        # Half of a surrogate pair has no UTF-8. Measure its length even so: the alphabet refuses it below.
         length = len(value.encode("utf-8", "surrogatepass"))
         valid = alphabet.fullmatch(value) is not None
     if not minimum <= length <= maximum:

@@ -216,8 +216,8 @@ class JournalSpec:
     def validate_stored(self) -> None:
         """Raise ``Invalid`` for the first wrong field of a specification that another process has applied.
 
-        Do not check its template, nor its former ones, which may work elsewhere. A template that fails here
-        only costs a postfix.
+        Do not check its present and former templates, which may work elsewhere. If a template fails here,
+        fragments only lack a postfix.
         """
         with within("Name"):
             validate_journal_name(self.name)

@@ -61,8 +61,8 @@ class JournalNode:
     """A directory with its children, or a journal.
 
     ``spec`` may be partial. ``delete`` requests the deletion of the journal, or of every journal
-    below; ``None`` takes the value of the directory above. ``revision`` is that of etcd at which the
-    journal was read. It is 0 for a journal to create, and -1 to compare no revision.
+    below; ``None`` takes the value of the directory above. ``revision`` is the revision of etcd at which
+    the journal was read. It is 0 for a journal to create, and -1 to compare no revision.
     """
 
     spec: JournalSpec
@@ -81,7 +81,7 @@ class JournalNode:
 
     @classmethod
     def of(cls, specs: Iterable[tuple[JournalSpec, Revision]]) -> JournalNode:
-        """Return the tree of complete specifications and their revisions, with shared fields hoisted."""
+        """Return the tree of complete specifications with revisions. Directories get shared fields."""
         nodes = [cls(spec, revision=revision) for spec, revision in specs]
         return extract_tree(nodes).hoist()
 
@@ -138,8 +138,8 @@ class JournalNode:
     def hoist(self) -> JournalNode:
         """Return this tree with each field that all children share moved to their directory.
 
-        The inverse of ``push_down``. Call ``push_down`` first, since fields of directories are replaced.
-        Suspensions stay with their journals.
+        This is the inverse of ``push_down``. Call ``push_down`` first: the fields of directories are
+        replaced. Suspensions stay with their journals.
         """
         if not self.is_directory or not self.children:
             return self

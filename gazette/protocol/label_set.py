@@ -160,7 +160,7 @@ def _validate_order(index: int, previous: Label, label: Label) -> None:
 
 
 def validate_single_valued(labels: LabelSet) -> None:
-    """Raise ``Invalid`` if a well-known label has several values, and may have one only."""
+    """Raise ``Invalid`` if a well-known label that may have only one value has several."""
     for index in range(1, len(labels.labels)):
         label = labels.labels[index]
         if labels.labels[index - 1].name == label.name and label.name in SINGLE_VALUED:

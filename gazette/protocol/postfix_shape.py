@@ -78,7 +78,7 @@ def shape_of(template: str, journal: JournalName) -> PostfixShape:
 
 
 _State: TypeAlias = tuple[int, bool]
-"""A position in the path, and True if a component begins there: there a clean path lacks further slashes."""
+"""A position in the path, and True if a component begins there: a clean path has no further slash there."""
 
 
 class _Path:
@@ -168,7 +168,7 @@ class _Shaper:
         return (Choice((body, otherwise)),)
 
     def _value(self, node: Expression) -> Sequence[Part]:
-        """Return the shape of what an action writes."""
+        """Return the shape of the text that an action writes."""
         if not isinstance(node, Chain) or not (node.is_rooted or self._knows_dot):
             return _ANY
         names = [name for name in node.names if name not in _STRUCTS]
@@ -185,7 +185,7 @@ class _Shaper:
 
 
 def _part_of_time(names: Sequence[str], arguments: Sequence[str]) -> Sequence[Part]:
-    """Return the shape of what a method of a time writes, such as ``Year`` or ``Format "2006"``."""
+    """Return the shape of the text that a method of a time writes: ``Year``, ``Format "2006"``, …"""
     *zones, name = names or [""]
     if not all(zone == "UTC" for zone in zones):
         return _ANY  # The broker that wrote the path may have another local zone.

@@ -1,6 +1,6 @@
 """Templates of the path postfix under which a journal's fragments are stored.
 
-They are in the language of Go's text/template, as far as `go_template` supports it:
+Templates are in the language of Go's text/template, as far as `go_template` supports it:
 
     date={{ .Spool.FirstAppendTime.Format "2006-01-02" }}/hour={{ .Spool.FirstAppendTime.Format "15" }}
     region={{ .Spool.Registers.ValueOf "region" }}

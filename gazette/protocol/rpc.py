@@ -119,7 +119,7 @@ def validate_append_request_opening(pb: broker_pb2.AppendRequest) -> None:
 
 
 def validate_append_chunk(pb: broker_pb2.AppendRequest) -> None:
-    """Raise ``Invalid`` unless this can be a later message of an Append stream. An empty one says: commit."""
+    """Raise ``Invalid`` unless this can be a later message of an Append stream. An empty message commits."""
     if pb.journal:
         raise Invalid("unexpected Journal")
     if pb.HasField("header"):
@@ -200,7 +200,7 @@ def _replicate_content(pb: broker_pb2.ReplicateRequest) -> None:
 
 
 def validate_replicate_response(pb: broker_pb2.ReplicateResponse) -> None:
-    """Raise ``Invalid`` if an acknowledgement lacks a field on which a primary relies, or has a wrong one.
+    """Raise ``Invalid`` if a field on which a primary relies is missing or wrong in an acknowledgement.
 
     Do not refuse a header, which peers send with the first acknowledgement of a stream for any status. Do not
     refuse a fragment without a codec, which peers send for a mismatch.

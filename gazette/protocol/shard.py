@@ -53,7 +53,7 @@ class ShardSpec:
     id: ShardId
     sources: tuple[ShardSource, ...] = ()
     recovery_log_prefix: str = ""
-    """Prefix of the recovery log. Without one, the shard's store must be durable without a log."""
+    """Prefix of the recovery log. If it is empty, the shard's store must be durable without a log."""
     hint_prefix: str = ""
     hint_backups: int = 0
     max_txn_duration_ns: int = 0
@@ -67,7 +67,7 @@ class ShardSpec:
 
     @property
     def recovery_log(self) -> JournalName:
-        """Journal that records the shard's state, or ``""`` without one."""
+        """Journal that records the shard's state, or ``""`` if the shard has no log."""
         return f"{self.recovery_log_prefix}/{self.id}" if self.recovery_log_prefix else ""
 
     @property
@@ -176,7 +176,7 @@ class ReplicaCode(IntEnum):
 
     IDLE = 0
     BACKFILL = 100
-    """The replica plays its recovery log, and is behind the log's end. (No backfill of docs/glossary.md.)"""
+    """The replica plays its recovery log, and is behind its end. (Not the backfill of docs/glossary.md.)"""
     STANDBY = 200
     PRIMARY = 300
     FAILED = 400

@@ -2,7 +2,7 @@
 
 Operators read and write this form as YAML. A shard's specification is its own fields, and the common fields
 where its own are absent. A field of a single value that is present but ``false``, 0 or ``""`` also replaces
-the common field: the original treats it as absent. Empty ``sources`` and ``labels`` count as absent.
+the common field. (The original treats it as absent.) Empty ``sources`` and ``labels`` count as absent.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _NOTHING: Final = ShardSpec("")
 class ShardEntry:
     """One shard of the list. ``spec`` may be partial.
 
-    ``revision`` is that of etcd at which the shard was read; 0 to create it, and -1 to compare no revision.
+    ``revision`` is the etcd revision at which the shard was read; 0: create it; -1: compare no revision.
     """
 
     spec: ShardSpec
@@ -76,7 +76,7 @@ class ShardList:
 
     @classmethod
     def of(cls, specs: Iterable[tuple[ShardSpec, Revision]]) -> ShardList:
-        """Return the list of complete specifications and their revisions, with shared fields hoisted."""
+        """Return the list of complete specifications and their revisions. Shared fields become common."""
         ordered = sorted(specs, key=lambda pair: pair[0].id)
         return cls(
             shards=tuple(ShardEntry(spec, revision=revision) for spec, revision in ordered)
@@ -103,7 +103,7 @@ class ShardList:
     def hoist(self) -> ShardList:
         """Return this list with each field that all shards share moved to the common fields.
 
-        The inverse of ``push_down``. Call ``push_down`` first, since common fields are replaced.
+        This is the inverse of ``push_down``. Call ``push_down`` first: the common fields are replaced.
         """
         if not self.shards:
             return self

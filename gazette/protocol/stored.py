@@ -88,8 +88,8 @@ def stored_journal(pb: broker_pb2.JournalSpec) -> tuple[JournalSpec, str]:
 def listed_journal(pb: broker_pb2.JournalSpec) -> tuple[JournalSpec, str]:
     """Return a specification as it was stored, and why it is invalid (empty: valid).
 
-    Unknown enumerations become zero, and durations beyond 64 bits of nanoseconds the nearest that fit. Raise
-    ``Invalid`` as `stored_journal`.
+    Unknown enumerations become zero. Durations beyond 64 bits of nanoseconds become the nearest that fit.
+    Raise ``Invalid`` as `stored_journal`.
     """
     with within("Name"):
         validate_journal_name(pb.name)

@@ -246,7 +246,7 @@ class S3Store:
         return url
 
     def _key(self, path: str) -> str:
-        """Return the object's key. Raise ``Invalid`` if ``path`` is bad, or gets so by the rewrite."""
+        """Return the object's key. Raise ``Invalid`` if ``path`` is bad, or the rewrite makes it bad."""
         validate_path(path)
         path = self._rewrite.apply(path)
         validate_path(path)
@@ -397,7 +397,7 @@ class _ObjectReader(io.RawIOBase):
 
 
 class _Source:
-    """The source of an upload as the SDK uses it: the SDK may neither close it nor lose its errors."""
+    """Wraps the source of an upload, so that the SDK neither closes it nor hides its errors."""
 
     def __init__(self, source: BinaryIO) -> None:
         self._source = source

@@ -1,5 +1,5 @@
-"""The wrapper of all handlers of our gRPC servers: counts calls and messages, by the names of the common
-Prometheus interceptors. A call whose caller is gone ends without a log entry."""
+"""The wrapper of all handlers of our gRPC servers: counts calls and messages. The metrics have the names of
+the common Prometheus interceptors. A call whose caller is gone ends without a log entry."""
 
 from __future__ import annotations
 

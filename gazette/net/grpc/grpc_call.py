@@ -185,7 +185,7 @@ class GrpcCall(ServicerContext):
             self._count()
 
     def _count(self) -> None:
-        """Report what the call holds to ``HeldMemory``, which says how far the caller may now send ahead."""
+        """Report the bytes that the call holds. ``HeldMemory`` says how far the caller may send ahead now."""
         self._held = self._queue.held + self._kept
         self._memory.hold(self, self._held)
         self._stream.connection.ahead_bytes = self._memory.ahead_bytes
@@ -210,8 +210,8 @@ class GrpcCall(ServicerContext):
     async def read(self) -> Any:
         """Return the next request, decoded; ``grpc.aio.EOF`` at the end.
 
-        Raise ``TooLarge`` or ``Invalid`` for a request that is refused, what decoding raises, and ``fault``
-        if requests end too early.
+        Raise ``TooLarge`` or ``Invalid`` for a request that is refused, or the error of its decoding. Raise
+        ``fault`` if requests end too early.
         """
         while not self._queue:
             if self._fault is not None:
@@ -230,7 +230,7 @@ class GrpcCall(ServicerContext):
 
     def take(self) -> Any:
         """Return the next request, which must have arrived. Raise ``TooLarge`` or ``Invalid`` if the request
-        is refused, and what decoding raises."""
+        is refused, or the error of its decoding."""
         queue = self._queue
         try:
             message, consumed = queue.take()
@@ -272,8 +272,8 @@ class GrpcCall(ServicerContext):
         return request
 
     async def write(self, response: Any) -> None:
-        """Send a response. Return once caller and socket have it. Raise ``CancelledError`` if the caller has
-        gone."""
+        """Send a response. Return once caller and socket have room for it. Raise ``CancelledError`` if the
+        caller has gone."""
         message = response if self.encode is None else self.encode(response)
         if not self._head_sent:
             self._send_head(())
@@ -287,7 +287,7 @@ class GrpcCall(ServicerContext):
             await self._send_rest(content[sent:], _CALL_BYTES + copies * len(content))
 
     async def _send_rest(self, content: memoryview, kept: int) -> None:
-        """Send the rest of a response as soon as there is room. Until then, it counts as ``kept`` bytes.
+        """Send the rest of a response as soon as there is room. Count the rest as ``kept`` bytes until then.
 
         Raise ``CancelledError`` if the caller goes meanwhile.
         """

@@ -55,7 +55,7 @@ _HANDED_MAX: Final = 16
 _DRAIN_S: Final = 0.5
 """Seconds in which the server still takes calls that clients began before they learned of its end."""
 _REFUSED_MAX: Final = 2 * STREAMS_MAX
-"""Greatest number of requests that were refused and have not ended. More than a connection's streams."""
+"""Greatest number of requests that were refused and have not ended: twice a connection's streams."""
 _NOT_GRPC: Final = (
     b"This port serves gRPC by HTTP/2. For the HTTP gateway and /debug use HTTP/1.1.\n"
 )
@@ -69,8 +69,8 @@ Raises ``Unavailable`` if that is not known now."""
 class _Method(msgspec.Struct, frozen=True):
     """A method as it is served: its handler, wrapped so that calls are counted.
 
-    ``take`` gets the method's whole calls first, if it is not None. ``admit`` checks the heads of all other
-    calls; if it is None, the handler checks them.
+    ``take`` gets the method's whole calls first (None: nothing does). ``admit`` checks the heads of all other
+    calls (None: the handler checks them).
     """
 
     path: bytes
@@ -144,7 +144,7 @@ class GrpcServer:
         self._unfinished = Unfinished(clock.monotonic)
         self._refused = Unfinished(
             clock.monotonic, _REFUSED_MAX
-        )  # Of strangers: they evict no calls.
+        )  # Requests of strangers: they evict no calls.
         self.http1: Callable[[asyncio.Transport, bytes], None] | None = None
         """Takes a connection of HTTP/1.1, with its first bytes. None: such connections are ended."""
         self.decided = asyncio.Event()
@@ -300,7 +300,7 @@ class GrpcServer:
     # -- calls
 
     def accept(self, stream: Http2Stream, request: RequestHead, ended: bool) -> StreamListener:
-        """Begin a call of the peer: a `WholeCall` if its method takes these. Refuse what is not gRPC."""
+        """Begin a call of the peer: a `WholeCall` if its method takes whole calls. Refuse all but gRPC."""
         del ended
         plan: _Plan | None = request.plan
         if plan is None:
@@ -379,7 +379,7 @@ class GrpcServer:
     def begin_calls(self) -> None:
         """Serve the calls that the last reads of sockets have completed. Give long calls to tasks.
 
-        While calls are traced, give all to tasks. Other calls have `GATHER_S` to get complete.
+        While calls are traced, give all to tasks. Incomplete calls have `GATHER_S` to get complete.
         """
         if not self._fresh:
             return
@@ -427,7 +427,7 @@ class GrpcServer:
             handed_back += 1
 
     def _offer(self, calls: list[WholeCall]) -> None:
-        """Offer whole calls of one method to its function. Tasks serve the calls that it does not take."""
+        """Offer whole calls of one method to its function. Tasks serve the calls that the function leaves."""
         self._whole.update(dict.fromkeys(calls))
         try:
             declined = calls[0].method.take(calls)
@@ -555,7 +555,7 @@ async def _only_request(call: GrpcCall) -> Any:
 def _measured(
     name: str, handler: Any, clock: Clock, take: TakeWhole | None, admit: Admit | None
 ) -> _Method:
-    """Wrap a handler of a method, so that its calls are counted. Without ``admit``, use the handler's own."""
+    """Wrap a handler of a method, so that its calls are counted. ``admit`` None: use the handler's check."""
     measured = MeasuredMethod(name, handler, clock)
     wrapped = measured.handler
     shapes = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")

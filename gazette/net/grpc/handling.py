@@ -37,7 +37,7 @@ class Handling:
     __slots__ = ("_call", "_failure", "_handle", "_rest", "_waiting", "_woken")
 
     def __init__(self, call: HandledCall, waiting: Sized, handle: HandleRequest) -> None:
-        """Handle the requests of ``call`` by ``handle``. ``waiting`` holds those that have arrived."""
+        """Handle the requests of ``call`` by ``handle``. ``waiting`` holds the requests that have arrived."""
         self._call = call
         self._waiting = waiting
         self._handle = handle
@@ -78,7 +78,7 @@ class Handling:
             coroutine.close()
 
     def arrived(self) -> None:
-        """Handle the requests that have arrived while the task waits. Wake the task if only it can
+        """Handle the requests that have arrived while the task waits. Wake the task if only the task can
         continue."""
         woken, call = self._woken, self._call
         if woken is None or woken.done():

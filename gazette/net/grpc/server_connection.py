@@ -177,8 +177,8 @@ class ServerConnection(Http2Socket):
     def _finish(self) -> None:
         """End the connection once the client has taken what was sent. Look each `FINISH_S`, for `CLOSING_S`.
 
-        A socket that is closed with unread bytes resets the connection: the client would lose what it has not
-        read yet. So bytes of the client are read and dropped until it closes its side.
+        A socket that is closed with unread bytes resets the connection: the client would lose bytes that it
+        has not read yet. So bytes of the client are read and dropped until the client closes its side.
         """
         if self._closing:
             return

@@ -18,7 +18,7 @@ WORK_MIN: Final = 64
 SHARE: Final = 256
 """Upper bound of the work of one connection before other connections have their turn."""
 TURN_S: Final = 0.02
-"""Seconds of a turn. After a longer turn, the next has less work: calls may cost more than their units."""
+"""Seconds of a turn. The turn after a longer turn has less work: calls may cost more than their units."""
 
 
 class BusyConnection(Protocol):

@@ -2,7 +2,7 @@
 task.
 
 Many calls are short, and arrive in one piece or a few. The server offers such calls to a function of their
-method. The function gets all calls together that one read of a socket has completed. A task serves a call
+method. The function gets, at once, all calls that one read of a socket has completed. A task serves a call
 that the function does not take. A task also serves a call that is long, or not complete within `GATHER_S`.
 """
 
@@ -28,7 +28,7 @@ from gazette.http2.metadata import (
 )
 
 WHOLE_BYTES_MAX: Final = 1 << 17
-"""Upper bound in bytes of a whole call's requests. A task serves calls with more."""
+"""Upper bound in bytes of a whole call's requests. A task serves longer calls."""
 GATHER_S: Final = 0.005
 """Seconds for the rest of a call to arrive. Clients often send head, requests and end one after the other."""
 

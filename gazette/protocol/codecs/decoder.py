@@ -2,7 +2,7 @@
 
 A stored file is not trusted. Its name gives the number of its decoded bytes, and their SHA-1. Decoding stops
 at the first additional byte. A file that ends early is an error. If the fragment was read from start to end,
-a wrong digest is an error, too, unless the caller checks it.
+a wrong digest is an error, too, unless the caller checks the digest.
 """
 
 from __future__ import annotations

@@ -72,12 +72,12 @@ class Constant:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """Fields of the template's data if ``is_rooted`` (``$``), else of the value of the inner ``with``."""
+    """Fields of the template's data if ``is_rooted`` (``$``), else of the value of the innermost ``with``."""
 
     is_rooted: bool
     names: tuple[str, ...]
     arguments: tuple[str, ...] = ()
-    """Arguments of the last name, which is a method. Go permits no names as arguments of such methods."""
+    """Arguments of the last name, which is a method. Only constant texts are supported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ class Template:
 
 
 def parse(text: str) -> Template:
-    """Parse a template. Raise ``Invalid`` for one that Go's parser refuses, or that is not supported here."""
+    """Parse a template. Raise ``Invalid`` for a text that Go's parser refuses, or that is not supported."""
     return Template(_Parser(text).all())
 
 
@@ -365,7 +365,7 @@ def _field(value: Any, name: str, arguments: Sequence[str]) -> Any:
 
 
 def is_true(value: Any) -> bool:
-    """Return True if ``if`` takes a value for true: one that is not zero or empty, or any struct."""
+    """Return True if ``if`` takes a value for true: any struct, or a value that is not zero or empty."""
     return True if isinstance(value, Struct) else bool(value)
 
 

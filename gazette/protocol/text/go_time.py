@@ -1,4 +1,4 @@
-"""Times in the layouts of Go. A layout is the time Monday, January 2 2006 15:04:05, written in its format."""
+"""Times in the layouts of Go. A layout shows how it writes the time Monday, January 2 2006 15:04:05."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ _TEXT_MAX: Final = 32 << 20
 _NODES_MAX: Final = 1_000_000
 _FREE_NODES: Final = 100_000
 _ALIAS_RATIO: Final = 10
-"""Greatest number of values, aliases included, for each value in the text, after `_FREE_NODES` free ones."""
+"""Greatest number of values, aliases included, for each value in the text, beyond `_FREE_NODES` values."""
 _SHOWN_MAX: Final = 100
 _LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
