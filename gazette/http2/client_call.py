@@ -350,7 +350,7 @@ class ClientCall(StreamListener):
         """Send a request. Return once the windows of the server and the socket have taken all of it.
 
         Raise ``AioRpcError`` or ``CancelledError`` if the call fails or is cancelled meanwhile, and
-        ``InvalidStateError`` if it, or its requests, ended before.
+        ``InvalidStateError`` if the call, or its requests, ended before.
         """
         if self.status is not None:
             raise asyncio.InvalidStateError("RPC already finished.")
@@ -389,7 +389,7 @@ class ClientCall(StreamListener):
             sink(response)
 
     async def done_writing(self) -> None:
-        """Send the end of the requests, unless they or the call ended. Raise ``AioRpcError`` if it fails."""
+        """End the requests, unless they or the call have ended. Raise ``AioRpcError`` if the call fails."""
         if self.status is not None or self._half_closed:
             return
         self._half_closed = True
@@ -400,7 +400,7 @@ class ClientCall(StreamListener):
         self._raise_for_status()
 
     async def read(self) -> Any:
-        """Return the next response, or ``EOF``. Raise ``AioRpcError`` or ``CancelledError`` if it failed."""
+        """Return the next response, or ``EOF``. Raise the error of a call that failed or was cancelled."""
         with self._cancelling():
             while not self._queue and self._trailers is None and self.status is None:
                 await self._arrived.wait()
@@ -437,7 +437,7 @@ class ClientCall(StreamListener):
         except GazetteError as error:
             self._queue.clear()
             self.finish(_code_of(error), str(error))
-            # Replace the status: the server may have sent one of success.
+            # Replace the status: the server may have reported success.
             self.status = (_code_of(error), str(error))
             self._raise_for_status()
             raise

@@ -4,7 +4,7 @@ The caller passes received bytes to ``receive``; the function ``write`` gets byt
 go to its listener. No method waits: if a stream cannot send now, ``on_room`` of its listener is called later.
 
 Bounds: on a stream, the peer may send at most `STREAM_BYTES` beyond the bytes that the listener has consumed.
-The more streams are open, the less it is: see `SHARED_BYTES`. The window of the connection opens as bytes
+The more streams are open, the lower is this bound: see `SHARED_BYTES`. The connection's window opens as bytes
 arrive, so that a stream without a reader delays no other stream. `headers` and `flood_credit` bound header
 blocks, open streams and frames without content. ``receive`` does as much work as its caller permits, and
 leaves the rest for a later call: see `gazette.net.grpc.turns`.
@@ -44,8 +44,8 @@ SHARED_BYTES: Final = 1 << 25
 _GRANT_BYTES_MIN: Final = CONNECTION_BYTES // 4
 """Least number of bytes by which the window of the connection is opened at a time."""
 _GRANT_S: Final = 5.0
-"""Seconds after which the window of the connection is opened by fewer bytes. On a slow link, a peer hears of
-this side only so: the answer to a PING comes behind all content that is on its way."""
+"""Seconds after which the window of the connection is opened by fewer bytes. On a slow link, only this tells
+a peer that this side lives: a PING of the peer waits behind all content that is on its way."""
 STREAMS_MAX: Final = 2_000
 """Greatest number of streams of a connection whose handlers run, unless a server has another limit."""
 BEGIN_WORK: Final = 4
@@ -124,7 +124,7 @@ class Http2Stream:
         """Bytes of content that the head has announced and that have not arrived yet; None: not announced."""
         self._released = False
         self._taken = 0
-        """The stream's window minus ``connection.first_window``: if that changes, so do all windows."""
+        """The stream's window minus ``connection.first_window``, whose changes change all windows."""
 
     @property
     def window(self) -> int:
@@ -598,7 +598,7 @@ class Http2Connection:
         self._credit.earn(length)
 
     def _on_content(self, content: memoryview) -> None:
-        """Pass on a part of a DATA frame that is not padded. ``_data_left`` counts the bytes behind it."""
+        """Pass on a part of a DATA frame that is not padded. ``_data_left`` counts the bytes after it."""
         stream = self._data_of
         if not content:
             return
@@ -803,7 +803,7 @@ class Http2Connection:
 
     def _change_windows(self, size: int) -> None:
         """Adopt the peer's initial window, which changes the windows of all streams. Raise
-        ``ConnectionFault`` if one gets too large."""
+        ``ConnectionFault`` if a window gets too large."""
         grown, self.first_window = size > self.first_window, size
         if size + self._taken_most > fr.WINDOW_MAX:
             self._taken_most = max((stream._taken for stream in self._streams.values()), default=0)
@@ -874,8 +874,8 @@ class Http2Connection:
     # Streams.
 
     def _stream_of(self, number: int, name: str) -> Http2Stream | None:
-        """Return the stream of a frame; None if the stream has ended. Raise ``ConnectionFault`` if it never
-        began."""
+        """Return the stream of a frame; None if the stream has ended. Raise ``ConnectionFault`` for a stream
+        that never began."""
         stream = self._streams.get(number)
         if stream is None:
             next_number = self._next if self._accept is None else self._last + 1

@@ -50,7 +50,7 @@ _ADDRESSES_AT_ONCE: Final = 4
 _SOON_S: Final = 10.0
 """A connection counts as useful if its server answers a call, or if it lasts this many seconds."""
 _CONNECTIONS_MAX: Final = 16
-"""Greatest number of connections of a channel, which opens one more while all that it has are full."""
+"""Greatest number of connections of a channel. If all are full, the channel opens another one."""
 _KEEPALIVE_MAX_S: Final = 7200.0
 _REFUSED_PINGS: Final = "too_many_pings"
 """The reason that a gRPC server gives when it refuses pings as too many."""
@@ -301,8 +301,8 @@ class Http2Channel:
     async def _open_socket(self, make: Callable[[], ClientConnection]) -> None:
         """Connect to the socket of the target, or to the first address of its host that accepts.
 
-        Raise ``OSError`` if none accepts, ``ValueError`` for a bad port, ``Unavailable`` for a server of TLS
-        without HTTP/2.
+        Raise ``OSError`` if no address accepts, ``ValueError`` for a bad port, ``Unavailable`` for a server
+        of TLS without HTTP/2.
         """
         loop = asyncio.get_running_loop()
         if self.target.startswith(_UNIX):
@@ -336,7 +336,7 @@ class Http2Channel:
         _end_when_unheard(transport.get_extra_info("socket"), self._options.keepalive_timeout_s)
 
     def _connected(self, connection: ClientConnection) -> None:
-        """Give calls to a connection whose settings have arrived, unless it is closing by now."""
+        """Give calls to a connection whose settings have arrived, unless the connection is closing."""
         self._connecting = False
         self._connection = connection
         connection.is_ready = True
@@ -348,7 +348,7 @@ class Http2Channel:
 
     def _not_connected(self, reason: str) -> None:
         """Try again after a pause, which grows with each failure. If there is no other connection, fail the
-        calls that are not to wait for one."""
+        calls that do not wait for a connection."""
         self._connecting = False
         if self._closed:
             return
@@ -393,7 +393,7 @@ class Http2Channel:
         self._connections[connection] = None
 
     def drained(self, connection: ClientConnection) -> None:
-        """Give later calls to another connection: ``connection`` takes no more."""
+        """Give later calls to another connection: ``connection`` takes no more calls."""
         if self._connection is not connection:
             return
         others = (other for other in self._connections if other is not connection and other.is_live)

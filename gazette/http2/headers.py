@@ -34,7 +34,7 @@ _KNOWN_MAX: Final = 64
 _KNOWN_BYTES_MAX: Final = 1 << 10
 """Greatest number, and greatest length in bytes, of blocks whose fields are kept."""
 _UPDATE: Final = 0x20
-"""Least first byte of a change of the table's size (RFC 7541, 6.3). Twice its value begins a field."""
+"""Least first byte of a change of the table's size (RFC 7541, 6.3). Fields begin from twice this value on."""
 _UPDATES_MAX: Final = 2
 """Greatest number of table sizes in a block: least since the last block, and present (RFC 7541, 4.2)."""
 
@@ -197,7 +197,7 @@ def is_field(name: bytes, value: bytes) -> bool:
 
 
 def _length_of(stream: int, fields: Fields) -> int | None:
-    """Return the announced length of the content; None without one. Raise ``StreamFault`` if malformed."""
+    """Return the announced length of the content; None if absent. Raise ``StreamFault`` if malformed."""
     values = {value for name, value in fields if name == b"content-length"}
     if not values:
         return None

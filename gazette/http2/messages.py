@@ -29,7 +29,7 @@ def prefixed(message: bytes) -> bytes:
 
 
 class MessageQueue:
-    """The messages of one stream that have arrived and were not taken, and the beginning of the next.
+    """The messages of one stream that have arrived and were not taken, and the begin of the next message.
 
     ``bytes_max`` bounds a message, also after decompression, which happens when it is taken. ``encoding`` is
     one of `ENCODINGS`: the compression of messages whose prefix says that they are compressed.
@@ -53,7 +53,7 @@ class MessageQueue:
         self._bytes_max = bytes_max
         self._encoding = encoding
         self.messages: deque[tuple[bytes, int, bool]] = deque()
-        """Each message to `take`, the bytes that count as consumed then, and True if it is compressed."""
+        """Messages to `take`, each with the bytes that count as consumed then, and True if compressed."""
         self._head = b""
         """The beginning of an incomplete prefix."""
         self._parts: list[bytes | bytearray] = []
@@ -82,7 +82,7 @@ class MessageQueue:
         """Take content. Return how many bytes count as consumed now. Raise ``TooLarge`` for a message that is
         refused: then the stream cannot be used any more."""
         if self._need:
-            content = self._go_on(content)  # Used only if this completes the message.
+            content = self._go_on(content)  # The rest, used only if the message is whole now.
         elif self._head:
             content, self._head = memoryview(self._head + content), b""
         if not self._need:
@@ -123,7 +123,7 @@ class MessageQueue:
         return consumed
 
     def _go_on(self, content: memoryview) -> memoryview:
-        """Take the part that belongs to the incomplete message. If this completes it, return the rest."""
+        """Take the part that belongs to the incomplete message. If the message is whole, return the rest."""
         missing, length = self._missing, content.nbytes
         if length < missing:
             self._missing = missing - length

@@ -93,7 +93,7 @@ class ReplyHead(NamedTuple):
 
     metadata: Metadata
     http: bytes
-    """The status of HTTP; empty without one."""
+    """The status of HTTP; empty if absent."""
     is_grpc: bool
     encoding: str
     code: grpc.StatusCode

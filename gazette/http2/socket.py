@@ -68,7 +68,7 @@ class Http2Socket(asyncio.Protocol):
         self._heard_at, self._pinged_at = self._loop.time(), None
         if self._closing:
             return
-        self._flushing = True  # At the end of this function.
+        self._flushing = True  # This function calls `_flush` at its end.
         try:
             self._connection.receive(data, units_max)
             self._on_received()

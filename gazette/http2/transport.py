@@ -10,7 +10,7 @@ import grpc.aio
 
 
 class Transport(Protocol):
-    """Makes channels whose calls are like `client_call`. Constructors take None for the real network."""
+    """Makes channels whose calls are like `client_call`. As an argument, None means the real network."""
 
     @property
     def ends_silent_calls(self) -> bool:

@@ -18,7 +18,7 @@ D = TypeVar("D", bound=Due)
 
 
 class Agenda(Generic[D]):
-    """A queue ordered by due time. An entry is in it once: a later ``push`` replaces an earlier one."""
+    """A queue ordered by due time. It has each entry once: a later ``push`` replaces an earlier one."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, D]] = []

@@ -1,9 +1,9 @@
 """Makes decoders of msgspec, one at a time: `json_decoder`, `msgpack_decoder`, `type_info`. Completes models.
 
-msgspec keeps what it learns of a class on the class, and another thread may see that before it is complete.
+msgspec stores facts about a class on the class, and another thread may see them while they are incomplete.
 Then the process dies of a segmentation fault (msgspec 0.22; seen when Spark plans a read, with threads). So
-nothing else in this package shows a class to msgspec before it decodes. Any thread may use the decoders, and
-so may a forked child.
+this package shows a class to msgspec only here, before decoding. Any thread, and any forked child, may use
+the decoders.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def msgpack_decoder(declared: type[T]) -> msgspec.msgpack.Decoder[T]:
 
 
 def type_info(declared: Any) -> msgspec.inspect.Type:
-    """Return what msgspec says of a type. It makes a decoder to find out. Errors: `json_decoder`."""
+    """Return msgspec's description of a type. This makes a decoder. Errors: `json_decoder`."""
     import msgspec.inspect
 
     with _LOCK:
@@ -53,9 +53,9 @@ def type_info(declared: Any) -> msgspec.inspect.Type:
 
 
 def complete_model(model: Any) -> None:
-    """Have pydantic complete a model that it has not built: of deferred build, or with forward references.
+    """Have pydantic complete a model whose build is deferred, or which has forward references.
 
-    Pydantic does that at the first use, otherwise. Before 2.14, threads that did so at once got errors, or
+    Otherwise, pydantic completes it at the first use. Before 2.14, threads that did so at once got errors, or
     messages of the model's base class. A name that is still unknown changes nothing.
     """
     with _LOCK:

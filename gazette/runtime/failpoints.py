@@ -214,13 +214,13 @@ def hooked(hook: Hook) -> Iterator[None]:
 
 
 def hit(point: str, detail: str = "") -> None:
-    """Pass a point, and perform what is armed there. Call it on a thread that may block."""
+    """Pass a point, and perform the armed actions. Call it on a thread that may block."""
     if armed_points and (seconds := _perform(point, detail)):
         threading.Event().wait(seconds)
 
 
 async def reach(point: str, detail: str, clock: Clock) -> None:
-    """Pass a point, and perform what is armed there, on the event loop. Cancellation: ends a delay."""
+    """Pass a point, and perform the armed actions, on the event loop. Cancellation: ends a delay."""
     if armed_points and (seconds := _perform(point, detail)):
         await clock.sleep(seconds)
 

@@ -36,8 +36,8 @@ def render() -> bytes:
 class Tally:
     """One number of a `PlainCounter`. Any thread may add a constant or a variable to ``count``, by ``+=``.
 
-    An interpreter with a lock changes threads only at calls and jumps. Such a sum has neither, so no sum is
-    lost.
+    An interpreter with a lock changes threads only at calls and jumps. Such a ``+=`` has neither, so no
+    addition is lost.
     """
 
     __slots__ = ("count",)
@@ -50,7 +50,7 @@ class Tally:
 
 
 class PlainCounter(Collector):
-    """A counter without the locks and checks of the library's own, for what each append counts.
+    """A counter without the locks and checks of the library's counters, for the events of each append.
 
     An append of three replicas counts about thirty times, for which the library makes 120 calls. Exported as
     untyped if its name does not end in ``_total``: dashboards read only the samples and their names.

@@ -56,4 +56,4 @@ def locked_file(path: Path, wait_s: float) -> Iterator[None]:
         try:
             yield
         finally:
-            fcntl.flock(lock, fcntl.LOCK_UN)  # A child of a fork may have it open, too.
+            fcntl.flock(lock, fcntl.LOCK_UN)  # A child of a fork may have the file open, too.

@@ -47,7 +47,7 @@ class TaskScope:
         self.is_stopping = False
         """True if the scope takes no more children."""
         self._owner: asyncio.Task[Any] | None = None  # The task in the body; None outside of it.
-        self._owner_cancelled = False  # True: a failed child has cancelled it.
+        self._owner_cancelled = False  # True: a failed child has cancelled the owner.
         self._waiters: list[asyncio.Future[None]] = []
         """Tasks that wait in `_empty`."""
 
@@ -244,7 +244,7 @@ PoolFactory: TypeAlias = Callable[[str, int], Pool]
 
 
 class _Executor(concurrent.futures.ThreadPoolExecutor):
-    """Threads that a pool starts when needed. If the system starts no more, those that run do all calls.
+    """Threads that a pool starts when needed. If the system starts no more, the running threads do all calls.
 
     The executor of the library raises an error then, and nevertheless does the refused call later.
     """

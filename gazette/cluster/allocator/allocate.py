@@ -1,7 +1,7 @@
 """The leader's loop: observe the state, solve for the desired assignments, take one step towards them.
 
-Every member runs it, and the oldest member acts. Each transaction compares the leader's member key. So a
-leader that was replaced, and does not know it, changes nothing.
+Every member runs this loop, and the oldest member acts. Each transaction compares the leader's member key. So
+a leader that was replaced, and does not know that, changes nothing.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ async def allocate(etcd: Etcd, ks: KeySpace, state: State, *, clock: Clock, pool
     problem is solved in one thread of ``pool``.
 
     Raise ``Broken`` if the local member's key is gone: the member must stop serving. Raise ``Closed`` or
-    ``Broken`` if the watch of ``ks`` has ended. Cancellation may leave a transaction that was sent. The next
-    leader continues from what it finds.
+    ``Broken`` if the watch of ``ks`` has ended. After a cancellation, a transaction that was sent may take
+    effect: the next leader continues from there.
     """
     leader = _Leader(etcd, state, clock, pool)
     while True:
@@ -243,7 +243,7 @@ class _Batch:
 
 
 def _holds(compare: Compare, read: RangeResult) -> bool:
-    """Return True if a condition of a step holds for what was read. Steps compare only revisions of keys."""
+    """Return True if a condition of a step holds for the keys in ``read``. Steps compare only revisions."""
     is_create = compare.target is Target.CREATE_REVISION
     revisions = [kv.create_revision if is_create else kv.mod_revision for kv in read.kvs]
     revision = max(revisions, default=0)

@@ -1,8 +1,8 @@
 """One step from the current assignments of an item towards its desired ones.
 
 New replicas are added at once where members have capacity. An unwanted replica is removed only when enough
-others are known to be consistent, or if its member keeps another assignment of the item. Every ``ItemStep``
-is applied by etcd as a whole or not at all.
+other replicas are known to be consistent, or if its member keeps another assignment of the item. Every
+``ItemStep`` is applied by etcd as a whole or not at all.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _join(round_: Round) -> Iterator[tuple[DecodedKV | None, Sequence[DecodedKV]
 
 
 def _run_end(assignments: Sequence[DecodedKV], begin: int) -> int:
-    """Return the end of the run of assignments that are of the same item as that at ``begin``."""
+    """Return the end of the run of assignments that have the same item as the assignment at ``begin``."""
     item_id = assignments[begin].decoded.item_id
     end = begin + 1
     while end < len(assignments) and assignments[end].decoded.item_id == item_id:
@@ -132,7 +132,7 @@ def _plan(
     current: Sequence[DecodedKV],
     desired: Sequence[MemberId] | None,
 ) -> ItemStep | None:
-    """Return the step of an item, or None. ``desired`` None: the members that it has now."""
+    """Return the step of an item, or None. ``desired`` None: the members that the item has now."""
     if desired is None:
         desired = tuple(dict.fromkeys(kv.decoded.member_id for kv in current))
     if _is_settled(current, desired):
@@ -246,8 +246,8 @@ class _ItemPlan:
         return by_load, []
 
     def _remove(self, removes: list[DecodedKV], keep: list[DecodedKV]) -> None:
-        """Remove assignments, if the item and the assignments that make this safe are unchanged in etcd: the
-        consistent ones of ``keep``, and those of the same members."""
+        """Remove assignments, if etcd has unchanged the item and the assignments that make this safe: those
+        of ``keep`` that are consistent, or of the same members."""
         if not removes:
             return
         self.compares.append(_unchanged(self.item))
@@ -307,7 +307,7 @@ class _ItemPlan:
         self.loads.move(assignment.member_id, assignment.slot, slot)
 
     def _add(self, adds: list[MemberId]) -> int:
-        """Add assignments for members that stay and have room. The item's very first one is the primary."""
+        """Add assignments for members that stay and have room. The item's first assignment is the primary."""
         if not self.current:
             adds = sorted(
                 adds, key=lambda m: (self.loads.primary_ratio(m), self.loads.total_ratio(m), m)

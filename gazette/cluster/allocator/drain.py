@@ -1,6 +1,6 @@
 """Drain of a member that leaves: announce it, then wait until other members have taken over its items.
 
-The wait ends early if no other member can take them. The log, metrics and ``/debug/ready`` show what the
+The wait ends early if no other member can take the items. The log, metrics and ``/debug/ready`` show what the
 drain waits for.
 """
 

@@ -64,7 +64,7 @@ class DrainStatus:
             )
         if moving := len(self.moving) - self.needing_room:
             are = "is" if moving == 1 else "are"
-            # Which of them have no room is not known: then no names are given.
+            # If some have no room, it is not known which: then no names are given.
             which = "" if self.needing_room else f": {_some(self.moving)}"
             parts.append(f"{names.items(moving)} {are} being handed over{which}")
         return f"{names.items(self.count)} left; " + "; ".join(parts)

@@ -51,9 +51,9 @@ class _Moves:
 class Exchange:
     """Assignment of some items to all members. ``improve`` makes it the cheapest one.
 
-    ``bounds[m]`` are ``share_bounds``, less what earlier networks gave to member ``m``. The last bound is the
-    most that the member may hold. ``ranked``: if not all items can be served, earlier ones win. ``chosen``
-    lists the members of each item to begin with. If it exceeds limits, the excess is left out.
+    ``bounds[m]`` are ``share_bounds``, less the items that earlier networks gave to member ``m``. The last
+    bound is the most that the member may hold. ``ranked``: if not all items can be served, earlier items win.
+    ``chosen`` lists the members of each item to begin with. Replicas beyond a limit are left out.
 
     Raise ``Broken`` if the network is too large for its costs.
     """

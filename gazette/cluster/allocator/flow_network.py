@@ -39,7 +39,7 @@ FAIRNESS_STEPS = _BELOW_SHARE + 1 + len(_ABOVE_SHARE)
 class FlowMember:
     """A member of the network. ``zone`` counts from zero, without gaps. ``limit`` > 0.
 
-    If it ``leaves``, it serves only items that list it in ``kept``.
+    A member that ``leaves`` serves only items that list the member in ``kept``.
     """
 
     zone: int

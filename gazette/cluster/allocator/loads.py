@@ -11,8 +11,8 @@ from gazette.cluster.allocator.model import Assignment, MemberId
 class Loads:
     """Assignments per member, in total and as primary, against each member's effective limit.
 
-    This is mutable on purpose: the plan for one item changes the options of the next. A member without a
-    limit above zero (its key may be gone) counts as infinitely loaded.
+    This is mutable on purpose: the plan for one item changes the options of the next item. A member without
+    a limit above zero (its key may be gone) counts as infinitely loaded.
     """
 
     __slots__ = ("_limits", "_primaries", "_totals")

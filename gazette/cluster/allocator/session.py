@@ -81,7 +81,7 @@ class MemberSession:
         """Replace the member's specification by one that is exiting, under the same lease.
 
         May be called again, also after a cancellation, which may have written the specification. Raise
-        ``Broken`` if the key differs from what this session wrote.
+        ``Broken`` if the key has another value than this session wrote.
         """
         if self._exiting == exiting_value:
             return

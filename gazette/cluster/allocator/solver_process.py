@@ -22,7 +22,7 @@ def solve_in_child(problem: Problem, timeout_s: float) -> Solution:
     """Run ``solve(problem)`` in a child process. Block the calling thread, but not the interpreter.
 
     Raise ``Unavailable`` if the child cannot be started, or takes longer than ``timeout_s`` and is
-    killed. Raise ``Broken`` with the end of its output if it fails.
+    killed. Raise ``Broken`` with the end of the child's output if the child fails.
     """
     if not sys.executable:
         return solve(problem)  # an embedded interpreter: a stall is better than no assignments

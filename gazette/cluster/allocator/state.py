@@ -52,7 +52,7 @@ class LocalItem:
 class State:
     """The allocator's view of a KeySpace, for one member.
 
-    It owns nothing: everything is derived from the KeySpace. Lists of the KeySpace are replaced,
+    ``State`` owns nothing: everything is derived from the KeySpace. Lists of the KeySpace are replaced,
     never changed. So a holder of ``items``, ``members`` or ``assignments`` holds a snapshot.
     ``local_key`` is the key of this process's member. The key may be absent.
     """
@@ -87,8 +87,8 @@ class State:
     def observe(self) -> None:
         """Follow the KeySpace. Register this as an observer before all observers that use ``State``.
 
-        Beside copies of lists, the work is that of the keys that have changed. What has not changed stays the
-        same object, so that observers find changes quickly.
+        Except for copies of lists, only keys that have changed cause work. Unchanged entries stay the same
+        objects, so that observers find changes quickly.
         """
         items = self.ks.prefixed(self.root + ITEMS)
         assignments = self.ks.prefixed(self.root + ASSIGNMENTS)
@@ -122,7 +122,7 @@ class State:
         }
         self.assignments = assignments
         if places:
-            assigned = dict(self.assigned)  # Others may hold the former one.
+            assigned = dict(self.assigned)  # Others may hold the former mapping.
             for item_id, index in places.items():
                 if siblings := _siblings(assignments, item_id, index):
                     assigned[item_id] = siblings

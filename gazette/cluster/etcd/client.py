@@ -99,8 +99,8 @@ class Etcd:
     ) -> Self:
         """Connect, and return once a member that has a leader answered.
 
-        Raise ``Unavailable``, which names the endpoints, if none answers within ``request_timeout_s``, or
-        within ``answer_s`` if that is less.
+        Raise ``Unavailable``, which names the endpoints, if no endpoint answers within ``request_timeout_s``,
+        or within ``answer_s`` if that is less.
         Raise ``NotAllowed`` if etcd does not accept the user and password. Cancellation: nothing is left.
         """
         first_s = min(answer_s, settings.request_timeout_s)
@@ -172,9 +172,9 @@ class Etcd:
         """Return all keys that begin with ``prefix``; with ``range_end``, the keys in ``[prefix,
         range_end)``.
 
-        Read in pages, all at ``revision`` (0: that of the first page), and return that as
-        ``header.revision``. Raise ``Compacted`` if the revision is compacted before the last page, ``NotYet``
-        if it is still to come, `ResponseTooLarge` if a single key exceeds the limit of this client.
+        Read in pages, all at ``revision`` (0: that of the first page), which is ``header.revision`` of the
+        result. Raise ``Compacted`` if the revision is compacted before the last page, ``NotYet`` if it is
+        still to come, `ResponseTooLarge` if a single key exceeds the limit of this client.
         """
         begin, end = prefix_range(prefix)
         if range_end is not None:
@@ -237,7 +237,7 @@ class Etcd:
         each of the three arguments to 128 entries. etcd refuses a key twice in one branch (``Invalid``).
 
         Raise ``Invalid`` if there are reads and no writes: use `get_each`. If a caller cancels such a
-        transaction while it runs, etcd of before 2023 (tried: 3.5.1) ends with a panic.
+        transaction while it runs, etcd from before 2023 (tried: 3.5.1) ends with a panic.
 
         Cancellation: the transaction may have run.
         """
@@ -285,7 +285,7 @@ class Etcd:
 
         The watch is one stream to one endpoint, and does not resume. Iterate under ``contextlib.aclosing``.
         Raise ``Unavailable`` if the stream breaks, or if etcd's member has lost its leader. Then watch again,
-        from the ``resume_revision`` of the last response that has one: that watch uses the next endpoint.
+        from the last ``resume_revision`` of a response: the new watch uses the next endpoint.
 
         Raise ``Compacted`` if ``start_revision`` is gone, ``NotAllowed``, or ``Broken`` if etcd cancels the
         watch for another reason. Cancellation: the watch ends.

@@ -44,9 +44,9 @@ _REQUIRE_LEADER: Metadata = (("hasleader", "true"),)
 class EtcdSettings:
     """The settings of a connection to etcd.
 
-    ``endpoints`` are ``http://HOST:PORT``, ``https://HOST:PORT`` or ``unix:///path``. The first that answers
-    is used until it fails. ``ca_file``, ``cert_file`` and ``key_file`` are PEM files for https, read for each
-    connection. A dead connection is noticed within twice ``keepalive_s``, which must exceed etcd's
+    ``endpoints`` are ``http://HOST:PORT``, ``https://HOST:PORT`` or ``unix:///path``. The first endpoint that
+    answers is used until it fails. ``ca_file``, ``cert_file`` and ``key_file`` are PEM files for https, read
+    for each connection. A dead connection is noticed within twice ``keepalive_s``, which must exceed etcd's
     ``--grpc-keepalive-min-time`` (5 s by default).
     """
 
@@ -114,8 +114,8 @@ Attempt: TypeAlias = Callable[[Member, Metadata, float], Awaitable[R]]
 
 
 class Connection:
-    """Channels to all endpoints. Calls prefer one endpoint until it fails. Loop-bound. Nothing is dialed
-    before the first call."""
+    """Channels to all endpoints. Calls prefer one endpoint until it fails. Loop-bound. The first call makes
+    the first connection."""
 
     def __init__(
         self, settings: EtcdSettings, clock: Clock, transport: Transport | None = None
@@ -204,7 +204,7 @@ class Connection:
         """Return the token to send; ``""`` without a user, or if etcd needs no token.
 
         ``stale`` is a token that was refused. Raise ``NotAllowed`` if etcd refuses the user or the password,
-        and ``Unavailable`` without a token after ``timeout_s`` (None: that of the settings).
+        ``Unavailable`` if no token has come after ``timeout_s`` (None: the time in the settings).
         """
         if not self.settings.user:
             return ""
@@ -377,7 +377,7 @@ def _channel(endpoint: str, settings: EtcdSettings, transport: Transport) -> grp
     target, tls = grpc_target(endpoint)
     keepalive_ms = int(settings.keepalive_s * 1000)
     options = (
-        # A channel sends no pings while it has no streams: etcd forbids these. A watch is a stream.
+        # A channel sends no pings while it has no streams: etcd forbids such pings. A watch is a stream.
         ("grpc.keepalive_time_ms", keepalive_ms),
         ("grpc.keepalive_timeout_ms", keepalive_ms),
         ("grpc.initial_reconnect_backoff_ms", 100),

@@ -16,7 +16,7 @@ _RETRY_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class LeaseStatus:
-    """The state of a lease in etcd. ``remaining_s`` is -1 once it is gone."""
+    """The state of a lease in etcd. ``remaining_s`` is -1 once the lease is gone."""
 
     remaining_s: int
     granted_s: int

@@ -135,9 +135,9 @@ class EtcdServer:
     def start(self, timeout_s: float = 20.0) -> None:
         """Start the process and return when it serves. Has no effect while it runs.
 
-        Raise ``NotFound`` (no binary), ``Unavailable`` (the port is in use, or it did not serve in time),
-        ``Conflict`` (another etcd holds the directory), ``Invalid`` (it cannot be written) or ``Broken`` (it
-        died at start; the error carries the end of its log). After any error, no process is left.
+        Raise ``NotFound`` (no binary), ``Unavailable`` (the port is in use, or etcd did not serve in time),
+        ``Conflict`` (another etcd holds the directory), ``Invalid`` (the directory cannot be written) or
+        ``Broken`` (etcd died at start; the error has its log's end). After any error, no process is left.
         """
         if self.running:
             return
@@ -372,8 +372,8 @@ class EtcdServer:
                 ) from error
 
     def _lock_directory(self) -> int:
-        """Return a lock that the child inherits. It is held while this process or the child lives. Raise
-        ``Conflict`` if another process has it."""
+        """Return a lock that the child inherits. The lock is held while this process or the child lives.
+        Raise ``Conflict`` if another process holds the lock."""
         lock = os.open(self.directory / "etcd.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

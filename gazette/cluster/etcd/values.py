@@ -24,7 +24,7 @@ _FROM_KEY = b"\0"  # The least key. As the end of a range it means: up to the la
 class Compacted(Conflict):
     """The requested revision is gone: load again, and continue from the loaded revision.
 
-    ``compact_revision`` is the oldest one that etcd still has, or 0 if it did not say.
+    ``compact_revision`` is the oldest revision that etcd still has, or 0 if etcd did not say.
     """
 
     default_hint = "No action: the keys are loaded again at a newer revision."

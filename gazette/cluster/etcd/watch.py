@@ -99,9 +99,9 @@ class _Stream:
         return response
 
     def raise_if_canceled(self, response: rpc_pb2.WatchResponse) -> None:
-        """Do nothing unless etcd cancelled the watch. Raise ``Compacted`` if it lacks the revision, and
-        ``NotAllowed`` if it refuses the user. Raise ``StreamEnded`` without a leader, where the next endpoint
-        may serve the watch, else ``Broken``."""
+        """Do nothing unless etcd cancelled the watch. Raise ``Compacted`` if etcd lacks the revision,
+        ``NotAllowed`` if etcd refuses the user. Raise ``StreamEnded`` if this member has no leader: the next
+        endpoint may serve the watch. Else raise ``Broken``."""
         if not response.canceled:
             return
         reason = response.cancel_reason

@@ -39,7 +39,7 @@ def load(
     previous: Sequence[DecodedKeyValue] = (),
     after: DecodedKeyValue | None = None,
 ) -> Folded:
-    """Decode all keys of a range, in its order, or a part of them that comes ``after`` an entry.
+    """Decode all keys of a range, in order, or the part of these keys that comes ``after`` an entry.
 
     Leave out a value that cannot be decoded. But if ``previous``, the former mirror, has an entry of the key
     with the same CreateRevision, keep that entry, as ``fold`` does. Raise ``Bug`` if keys do not ascend.

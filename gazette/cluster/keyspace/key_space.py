@@ -27,12 +27,12 @@ log = logging.getLogger(__name__)
 
 _APPLY_DELAY_S = 0.030
 _VISIT_SHARE = 0.2
-"""Greatest share of the event loop's time for visits of all keys. For this, a step waits at most
+"""Greatest share of the event loop's time for visits of all keys. To keep this share, a step waits at most
 `_APPLY_DELAY_MAX_S`."""
 _EARLY_VISIT_SHARE = 0.5
 """The same share while a caller waits for its own change."""
 _VISITS_PER_CHANGE = 100
-"""Keys that observers visit in the time that one change takes them: it may make them build a replica."""
+"""Keys that observers visit in the time of one change, for which they may have to build a replica."""
 _APPLY_DELAY_MAX_S = 1.0
 _PENDING_RESPONSES_MAX = 256
 _KEYS_PER_SLICE = 500

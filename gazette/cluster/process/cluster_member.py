@@ -198,7 +198,7 @@ class ClusterMember(ABC, Generic[SettingsT]):
         await first_of(self.stopping, self.failed)
 
     async def stop(self) -> None:
-        """Leave, stage by stage. Each stage is bounded. It runs even if an earlier one raised a
+        """Leave, stage by stage. Each stage is bounded, and runs even if an earlier stage raised a
         ``GazetteError``.
 
         1. *Drain*: say in etcd that this member is exiting, and serve until others have its items

@@ -75,8 +75,8 @@ class DebugFlags:
 
 
 def member_id(group: str, zone: str, name: str) -> ProcessId:
-    """Return the id of a process from the flags ``zone`` and ``id`` of a group. Raise ``Invalid``, with the
-    name of the flag, for a malformed one."""
+    """Return the id of a process from the flags ``zone`` and ``id`` of a group. For a malformed flag, raise
+    ``Invalid`` with the name of the flag."""
     from gazette.protocol.ids import ProcessId, validate_token
 
     for flag, value, length_min, length_max in (("zone", zone, 1, 32), ("id", name, 4, 128)):

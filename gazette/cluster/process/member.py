@@ -85,7 +85,7 @@ class MemberFlags:
         )
 
     def auth(self, clock: Clock) -> MemberAuth:
-        """Return what signs and verifies calls. Raise ``Invalid`` for settings that cannot be used."""
+        """Return the object that signs and verifies calls. Raise ``Invalid`` for unusable settings."""
         if not self.auth_keys:
             if self.oidc_issuer:
                 raise Invalid(
