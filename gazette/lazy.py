@@ -1,4 +1,4 @@
-"""Imports modules of this package by name, at the first use of what they define.
+"""Imports modules of this package by name, at the first use of a name in them.
 
 The names are in tables. `tests/test_layers.py` checks these tables as it checks import statements. No other
 module imports modules of this package by name.

@@ -16,7 +16,7 @@ else:
             import numpy
 
             value = getattr(numpy, name)
-            setattr(self, name, value)  # The next use costs no more than that of a module.
+            setattr(self, name, value)  # The next use costs no more than a name of a module.
             return value
 
     numpy = _Numpy()

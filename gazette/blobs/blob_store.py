@@ -52,7 +52,7 @@ class BlobStore(Protocol):
         """Store all bytes of ``source``, from its position to its end.
 
         On return the object is durable and whole. No reader ever sees a part of the object: if reading
-        ``source`` or storing fails, ``path`` has what it had before. An existing object is replaced.
+        ``source`` or storing fails, ``path`` stays as it was. An existing object is replaced.
         ``content_encoding`` is stored with the object, if the store can keep it.
         """
         ...
@@ -112,7 +112,7 @@ def list_after(store: BlobStore, prefix: str, after: str) -> Iterator[BlobInfo]:
 
 
 def validate_path(path: str) -> None:
-    """Raise ``Invalid`` unless ``path`` is that of an object: relative, clean, without ``..``."""
+    """Raise ``Invalid`` unless ``path`` can be an object's path: relative, clean, without ``..``."""
     if not path or path.startswith("/") or posixpath.normpath(path) != path or "\0" in path:
         raise Invalid(f"must be a clean path ({path!r})", path="path")
     if path == "." or path.split("/", 1)[0] == "..":
@@ -120,7 +120,7 @@ def validate_path(path: str) -> None:
 
 
 def validate_prefix(prefix: str) -> None:
-    """Raise ``Invalid`` unless ``prefix`` is that of a listing: empty, or a path followed by ``/``."""
+    """Raise ``Invalid`` unless ``prefix`` can be a listing's prefix: empty, or a path followed by ``/``."""
     if not prefix:
         return
     if not prefix.endswith("/"):

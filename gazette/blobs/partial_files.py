@@ -1,4 +1,4 @@
-"""Names of files that are being written into a store, and those that killed writers have left."""
+"""Names of files that are being written into a store, or that killed writers have left."""
 
 from __future__ import annotations
 

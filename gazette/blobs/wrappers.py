@@ -70,7 +70,7 @@ class InstrumentedStore:
             return self._store.sign_get(path, ttl_s)
 
     def sign_now(self, path: str, ttl_s: float) -> str | None:
-        """Return what the store returns, or None if it is no ``LocalSigner``."""
+        """Return the result of the store, or None if the store is no ``LocalSigner``."""
         if not isinstance(self._store, LocalSigner):
             return None
         with self._observed("signget"):
@@ -157,7 +157,7 @@ class RetryingStore:
         return self.repeated(lambda: self._store.sign_get(path, ttl_s))
 
     def sign_now(self, path: str, ttl_s: float) -> str | None:
-        """Return what the store returns, without repetition, or None if the store is no ``LocalSigner``."""
+        """Return the result of the store, without repetition; None if the store is no ``LocalSigner``."""
         if not isinstance(self._store, LocalSigner):
             return None
         return self._store.sign_now(path, ttl_s)

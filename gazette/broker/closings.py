@@ -49,7 +49,7 @@ class Closings:
         """Close the known head as the closing of its last primary says, if stores have all acknowledged
         bytes. Else set ``reason``.
 
-        ``tenure`` is that of this primary. Raise ``Conflict`` if a later primary has begun, ``Unavailable``
+        ``tenure`` is this primary's tenure. Raise ``Conflict`` if a later primary has begun, ``Unavailable``
         if etcd does not answer. After a cancellation, etcd may have the closed head.
         """
         name = self._head.awaited

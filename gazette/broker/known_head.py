@@ -206,8 +206,8 @@ class KnownHead:
         return self._head.lost
 
     def limit(self, tenure: Revision) -> Offset | None:
-        """Return the least offset at which a later primary than that of ``tenure`` has begun, as last read;
-        None if no later primary has begun."""
+        """Return the least offset at which a primary later than ``tenure`` has begun, as last read; None if
+        no later primary has begun."""
         return self._head.limit(tenure)
 
     def names(self, tenure: Revision) -> bool:
@@ -227,7 +227,7 @@ class KnownHead:
             lives, kv = True, await context.etcd.get(self._key)
         head = Head(life) if kv is None else Head.decode(kv.value)
         if not lives or head.life > life:
-            # Never overwrite the key: it protects what a later journal has acknowledged.
+            # Never overwrite the key: it protects the bytes that a later journal has acknowledged.
             raise Conflict(
                 "the journal was deleted, and may have been created again",
                 hint="No action: this broker learns of it from etcd.",
@@ -262,7 +262,7 @@ class KnownHead:
     async def adopt(self, closing: Closing, tenure: Revision) -> None:
         """Record in etcd that the head is closed, as ``closing`` of the last primary says.
 
-        ``tenure`` is that of this primary. No effect if the head has changed and awaits another closing.
+        ``tenure`` is this primary's tenure. No effect if the head has changed and awaits another closing.
         Raise ``Conflict`` if a later primary has begun, or the journal was deleted.
         """
 
@@ -277,7 +277,7 @@ class KnownHead:
     async def confirm(self, tenure: Revision, lost: Collection[tuple[Offset, Offset]]) -> None:
         """Record in etcd that the offsets of ``lost`` are lost: the journal goes on after them.
 
-        Raise ``Conflict`` if a later primary than that of ``tenure`` has begun, or the journal was deleted.
+        Raise ``Conflict`` if a primary later than ``tenure`` has begun, or the journal was deleted.
         """
         if not set(lost) <= set(self._head.lost):
             await self._write(lambda head: head.with_lost(lost), tenure)

@@ -193,8 +193,8 @@ class Replica:
         also if the spool was rolled to ``end`` without the bytes before.
 
         A former primary or follower may upload until it learns of ``end`` from etcd. So etcd is written
-        first, and then stores are listed again. The listing shows what was uploaded before. If a broker
-        uploads bytes later, that broker removes them again.
+        first, and then stores are listed again. The listing shows all earlier uploads. If a broker uploads
+        bytes later, that broker removes them again.
 
         No effect on etcd if the known head is beyond ``end`` by now: the caller looks at the head again.
         Raise ``Conflict`` if a later primary has begun. Raise ``Unavailable`` if etcd or a store does not
@@ -242,8 +242,8 @@ class Replica:
     def lead(self, end: Offset, registers: LabelSet, tenure: Revision) -> None:
         """Lead the journal from now on, with a spool that ends at ``end``. See ``UploadGate.become_primary``.
 
-        Readers see what this primary commits once all replicas have acknowledged it. No effect if the
-        replica leads already.
+        Readers see a commit of this primary once all replicas have acknowledged the commit. No effect if
+        the replica leads already.
         """
         if not self.leads:
             self._upload_gate.become_primary(end, registers, tenure)

@@ -1,4 +1,4 @@
-"""One broker: its parts, and what it does in each phase of a `ClusterMember`."""
+"""One broker: its parts, and its work in each phase of a `ClusterMember`."""
 
 from __future__ import annotations
 

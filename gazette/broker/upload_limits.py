@@ -26,8 +26,8 @@ class UploadLimits:
 
     A broker asks etcd before each upload. Its key space may be behind etcd although its lease holds. A
     follower may have bytes that a later primary never had. There is one exception: the bytes of a primary's
-    own tenure, while its lease holds and its key space says that it leads. A primary uploads only what all
-    replicas have acknowledged.
+    own tenure, while its lease holds and its key space says that it leads. A primary uploads only bytes that
+    all replicas have acknowledged.
     """
 
     def __init__(self, etcd: Etcd, state: State, lease: LeaseGuard, clock: Clock) -> None:

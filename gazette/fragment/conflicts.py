@@ -33,7 +33,7 @@ class FragmentConflict:
 
 
 class FragmentCover(CoverSet[Fragment]):
-    """The cover of a journal's stored fragments, and what else the listing found: conflicts, objects stored
+    """The cover of a journal's stored fragments, and other results of the listing: conflicts, objects stored
     aside (see `set_aside`), unexplained fragments (see `unexplained`) and closings (see `closing`)."""
 
     __slots__ = ("closings", "conflicts", "listed", "set_aside", "unexplained")
@@ -76,7 +76,7 @@ class FragmentCover(CoverSet[Fragment]):
     ) -> list[Fragment]:
         """Return the listed fragments of ``refuted`` at whose offsets other fragments have bytes.
 
-        Other fragments are those of the listing that are not refuted, and those of ``local``.
+        Other fragments are listed fragments that are not refuted, and the fragments of ``local``.
         """
         refuted_paths = {fragment.content_path() for fragment in refuted}
         spans: CoverSet[Span] = CoverSet(local)

@@ -33,7 +33,7 @@ class EmptiedStores:
     """The fragments of one journal that each of its stores listed last. Loop-bound.
 
     Only listings of this broker count. If the store was not mounted from the first listing on, the broker
-    cannot know what is missing.
+    cannot know the missing fragments.
     """
 
     def __init__(self, clock: Clock) -> None:

@@ -112,7 +112,7 @@ def _stored(fragment: Fragment, url: str, info: BlobInfo) -> Fragment:
 
 @dataclass(frozen=True, slots=True)
 class _Parsed:
-    """An object, and what its name says: a fragment, perhaps stored aside; a closing; or nothing."""
+    """An object, as its name describes it: a fragment, perhaps stored aside; a closing; or neither."""
 
     info: BlobInfo
     fragment: Fragment | None

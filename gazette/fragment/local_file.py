@@ -166,7 +166,7 @@ class LocalFile:
             raise disk_error("read a spool file", self.directory, error) from error
 
     def pread_now(self, length: int, position: int) -> BytesLike | None:
-        """Read those of ``length`` bytes that the page cache has. Return None if the cache may lack the first
+        """Read as many of ``length`` bytes as the page cache has. Return None if the cache may lack the first
         byte: always outside of Linux, and on some file systems. Raise ``Unavailable`` if the disk fails."""
         if _NO_WAIT is None:
             return None

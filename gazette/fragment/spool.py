@@ -141,7 +141,7 @@ class SpoolState:
 
     def grow(self, length: int, sum: bytes, registers: LabelSet, now: float) -> Fragment:
         """Commit ``length`` bytes, after which the SHA-1 is ``sum``, while nothing is pending. Return the
-        fragment. The effect is that of ``extend``, and then ``propose`` with the ``next`` fragment."""
+        fragment. This has the effect of ``extend``, and then ``propose`` with the ``next`` fragment."""
         assert length
         assert not self.delta
         former = self.fragment
@@ -170,7 +170,7 @@ class SpoolState:
         return self._next
 
     def commit_next(self, now: float) -> Committed:
-        """Commit the pending bytes, after ``next`` has returned their fragment. The effect is that of
+        """Commit the pending bytes, after ``next`` has returned their fragment. This has the effect of
         ``propose`` with this fragment and the present registers."""
         assert self._next is not None
         length, self.delta = self.delta, 0

@@ -116,7 +116,7 @@ class Spool:
         return self._state.next(self._pending_digest)
 
     async def apply(self, request: Content | Proposal, *, primary: bool) -> SpoolResult:
-        """Extend the spool by content, or make it what a proposal says.
+        """Extend the spool by content, or apply a proposal.
 
         With ``primary``, this broker leads the journal, and compresses after each commit. Raise
         ``Invalid`` for content that does not follow the pending bytes. Raise ``Unavailable`` for content that
@@ -248,8 +248,8 @@ class Spool:
     async def _settle(self, writing: concurrent.futures.Future[Any]) -> None:
         """Wait for a thread for which no other task waits.
 
-        The thread is that of a cancelled call, whose bytes were rolled back, or of a trim. A failed trim only
-        keeps space that the next content uses.
+        The thread runs a cancelled call, whose bytes were rolled back, or a trim. A failed trim only keeps
+        space that the next content uses.
         """
         await ended(writing)
         self._writing = None

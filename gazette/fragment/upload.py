@@ -34,11 +34,11 @@ SpecOf: TypeAlias = Callable[[JournalName, Revision], JournalSpec | None]
 over."""
 
 LimitOf: TypeAlias = Callable[[JournalName, Revision, Revision], Awaitable[Offset | None]]
-"""Takes ``(journal, life, tenure)``. Returns the offset at which a primary later than that of ``tenure``
-began to give out offsets again.
+"""Takes ``(journal, life, tenure)``. Returns the offset at which a primary later than ``tenure`` began to
+give out offsets again.
 
-Returns None without a later primary. Bytes beyond that offset are not the journal's any more. Raises while
-the offset is not known, and ``NotFound`` for a deleted journal, even before `SpecOf` shows it.
+Returns None if there is no later primary. Bytes beyond the offset are not the journal's any more. Raises
+while the offset is not known, and ``NotFound`` for a deleted journal, even before `SpecOf` shows it.
 """
 
 _NOTICE_S: Final = 1.0
@@ -78,7 +78,7 @@ class UploadContext:
 
 @dataclass(slots=True, eq=False)
 class Upload:
-    """A spool that is not persisted yet, and what its attempts have left in stores. Loop-bound."""
+    """A spool that is not persisted yet, and the objects that its attempts left in stores. Loop-bound."""
 
     _shared: UploadContext
     spool: CompletedSpool

@@ -158,7 +158,7 @@ class ClientCall(StreamListener):
         self._changed.wake()
 
     def _send(self, content: memoryview, *, ended: bool) -> memoryview:
-        """Send what may be sent now, and return the rest."""
+        """Send as much content as may be sent now, and return the rest."""
         assert self._stream is not None
         if self._stream.local_ended:
             return content[:0]

@@ -283,8 +283,8 @@ _NO_LISTENER: Final = _NoListener()
 class Http2Connection:
     """The state of one connection. Loop-bound.
 
-    ``write`` takes bytes for the peer, in order. With ``accept``, the connection is that of a server of at
-    most ``streams_max`` streams; without, that of a client. Call ``begin`` first. Close the connection when
+    ``write`` takes bytes for the peer, in order. With ``accept``, this side is a server of at most
+    ``streams_max`` streams; without ``accept``, a client. Call ``begin`` first. Close the connection when
     ``receive`` raises: the reason is on its way to the peer.
     """
 

@@ -534,7 +534,7 @@ class ClientConnection(Http2Socket):
         self._channel.lost(self)
 
     def _on_fault(self, fault: ConnectionFault) -> None:
-        # The code is that of our GOAWAY. With NO_ERROR, the text names the code of the server.
+        # The code is from our GOAWAY. With NO_ERROR, the text names the code of the server.
         reason = fault.message if fault.code is FaultCode.NO_ERROR else str(fault)
         self.reason = reason if self._connection.settled else _NOT_HTTP2
         if _REFUSED_PINGS in self.reason:

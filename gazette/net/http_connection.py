@@ -1,7 +1,7 @@
 """One connection of HTTP/1.1: its requests are answered one after the other, by an ASGI application.
 
-h11 knows the protocol. This module moves its bytes, and bounds what a client may cost: each wait for the
-client has a limit of time, and a body is read no further than the application takes it.
+h11 knows the protocol. This module moves its bytes, and bounds the cost of a client. Each wait for the client
+has a limit of time, and a body is read no further than the application takes it.
 """
 
 from __future__ import annotations
@@ -386,7 +386,7 @@ class AsgiCycle:
         self._changed.set()
 
     def lose(self) -> None:
-        """Record that the client is gone. Drop what the application still sends."""
+        """Record that the client is gone. Drop the rest of the application's answer."""
         self._lost = True
         self.half_closed.unset()
         self._changed.set()

@@ -1,4 +1,4 @@
-"""Headers and arguments of any HTTP request. Those that change the meaning of the request are honoured or
+"""Headers and arguments of any HTTP request. If one changes the meaning of the request, it is honoured or
 refused.
 
 Headers that are not named here have no effect: they are about connection, client or form of the answer.

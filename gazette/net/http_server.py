@@ -281,7 +281,7 @@ class HttpServer:
         return True
 
     async def stop(self, grace_s: float) -> None:
-        """Refuse new connections, answer present ones, and cut off what takes longer than ``grace_s``."""
+        """Refuse new connections, and answer present requests. Cut all connections off after ``grace_s``."""
         if self._serving is not None and self._acceptor is not None:
             try:
                 async with timeout(grace_s):

@@ -395,7 +395,7 @@ Value = TypeVar("Value", JournalSpec, FragmentSpec)
 def union_specs(a: JournalSpec, b: JournalSpec) -> JournalSpec:
     """Return ``a``, with each unset field taken from ``b``. Labels are united by name.
 
-    Name and suspension are always those of ``a``, since neither is inherited.
+    Name and suspension are always taken from ``a``: neither is inherited.
     """
     return replace(
         _filled(a, b, _JOURNAL_FIELDS),
@@ -431,7 +431,7 @@ def _filled(a: Value, b: Value, fields: tuple[str, ...]) -> Value:
 
 
 def _cleared(a: Value, b: Value, fields: tuple[str, ...], *, when_equal: bool) -> Value:
-    """Return ``a`` without those fields that are equal in ``b`` (``when_equal``), or that differ in ``b``."""
+    """Return ``a`` without fields that are equal in ``b`` (``when_equal``), or else differ in ``b``."""
     cleared: dict[str, Any] = {
         field: _UNSET.get(field, 0)
         for field in fields

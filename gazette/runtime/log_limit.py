@@ -2,8 +2,8 @@
 
 A record logged with ``extra={"cause": …}`` has that cause. For the libraries in ``_REPETITIVE``, the cause is
 the template of the record and the type of its error. The first line of a cause is written at once. Lines in
-the minute after it are counted. At the end of the minute the last of them is written. Its fact ``left_out``
-counts those that were not written. `OncePerMinute` says what holds without an event loop.
+the minute after it are counted. At the end of the minute, the last of these lines is written. Its fact
+``left_out`` counts the lines that were not written. Without an event loop: see `OncePerMinute`.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ def _is_news(record: logging.LogRecord) -> bool:
 
 
 def _facts(record: logging.LogRecord) -> dict[str, Any]:
-    """Return the named facts of a record: the values of its message, and those of ``extra``."""
+    """Return the named facts of a record: the values of its message and of ``extra``."""
     named = record.args if isinstance(record.args, Mapping) else {}
     return {**named, **_extra(record)}
 

@@ -15,9 +15,8 @@ _OF_STREAMS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFB
 
 
 def with_streams(run: Callable[[], int]) -> int:
-    """Call ``run``, and write the buffers of the streams. Return its exit code, or that of a failed write.
-
-    A closed stream is replaced by ``/dev/null``. Otherwise the next file that is opened would get its number.
+    """Call ``run``, and write the buffers of the streams. Return the exit code of ``run``, or of a failed
+    write. Replace a closed stream by ``/dev/null``: else the next file to be opened would get its number.
     """
     open_closed_streams()
     try:

@@ -202,7 +202,7 @@ class StoreCalls:
         return trouble
 
     def close(self) -> None:
-        """Refuse new calls, and those that have not begun. Do not wait for running ones."""
+        """Refuse new calls, and calls that have not begun. Do not wait for running calls."""
         with self._lock:
             self._closed = True
             refused = list(self._queue)

@@ -235,7 +235,7 @@ class Pool(Protocol):
         ...
 
     def close(self) -> None:
-        """Refuse new calls and drop those that have not begun. Do not wait for running ones."""
+        """Refuse new calls, and drop calls that have not begun. Do not wait for running calls."""
         ...
 
 
@@ -295,7 +295,7 @@ class BlockingPool:
         return threading.Lock()
 
     def close(self) -> None:
-        """Refuse new calls and drop those that have not begun. Do not wait for running ones."""
+        """Refuse new calls, and drop calls that have not begun. Do not wait for running calls."""
         if self._process.was_forked:
             return
         self._executor.shutdown(wait=False, cancel_futures=True)
@@ -373,7 +373,7 @@ class LoopThread:
             loop.run_forever()
             with self._lock:
                 self._ended = True
-            # Begin the coroutines that came meanwhile: the runner cancels only those that have begun.
+            # Begin the coroutines that came meanwhile: the runner cancels only coroutines that have begun.
             loop.call_soon(loop.stop)
             loop.run_forever()
 

@@ -72,7 +72,7 @@ class ClientContent:
         return message.content
 
     async def drain(self) -> None:
-        """Read and discard what the caller still sends, up to a limit of time and of bytes.
+        """Read and discard the rest of the caller's stream, up to a limit of time and of bytes.
 
         Without the drain, the answer could cross a message on the wire. The caller's gRPC would then report
         only that the message was not sent, and drop the answer.
@@ -232,7 +232,7 @@ def _call_of(
 
 
 def _response_of(ended: Outcome, driver: AppendDriver) -> broker_pb2.AppendResponse:
-    """Return the response as a message. Decode what `encoded` returns: `WholeAppend` sends it as it is."""
+    """Return the response as a message. Decode the result of `encoded`: `WholeAppend` sends it as bytes."""
     assert driver.resolution is not None
     return broker_pb2.AppendResponse.FromString(
         encoded(ended, driver.resolution.append_header, driver.flow)

@@ -1,4 +1,4 @@
-"""The answers to appends: responses, and the status of those that fail."""
+"""The answers to appends: responses, and the statuses of failed appends."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class ReplicateApi:
         self._context = context
 
     async def replicate(self, requests: AsyncIterator[ReplicateMessage], call: Any) -> None:
-        """Serve a primary until it ends its stream, or is gone. Roll back what the primary did not commit.
+        """Serve a primary until it ends its stream, or is gone. Roll uncommitted content back.
 
         When the token that opened a stream expires, the stream ends as UNAUTHENTICATED. Primaries renew their
         streams before that (`pipeline`). Cancellation: uncommitted content is rolled back, and the spool is
@@ -196,8 +196,8 @@ class _Stream:
     def _handle_now(self, message: ReplicateMessage) -> Coroutine[Any, Any, None] | None:
         """Apply a message at once, and return None. If a step must wait, return a coroutine of the rest.
 
-        Most proposals commit exactly what has arrived. ``SpoolWriter.commit_now`` knows such a proposal by
-        its bytes, without decoding it: this broker would encode the same proposal to equal bytes.
+        Most proposals commit exactly the content that has arrived. ``SpoolWriter.commit_now`` recognizes such
+        a proposal without decoding it: this broker would encode the same proposal to equal bytes.
         """
         self.expiry.check()
         if isinstance(message, ReplicateContent):
@@ -245,7 +245,7 @@ class _Stream:
         """Apply a proposal. Answer if ``acknowledge``, else raise ``Invalid`` if the spool refuses it. Raise
         ``Unavailable`` if an answer is due, and the lease may have ended."""
         if acknowledge:
-            # Readers get what is committed. If this broker was paused, another broker may have these offsets.
+            # Readers get committed bytes. If this broker was paused, another broker may have these offsets.
             self.lease.check()
         result = await self.local.propose(proposal)
         if result.status is Status.OK:

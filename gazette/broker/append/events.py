@@ -35,7 +35,7 @@ class SuspendControl(IntEnum):
     """Suspend the journal if it is empty, or if its newest content has been in a blob store for long
     enough (see `is_dirty`)."""
     NOW = 3
-    """Suspend the journal, and flush what is not in a blob store yet."""
+    """Suspend the journal, and flush the bytes that are not in a blob store yet."""
     KEEP = 4
     """Append no content. Leave a partial suspension; refuse the append as `SUSPENDED` for a full one."""
 
@@ -194,7 +194,7 @@ class HeadSeen(msgspec.Struct, frozen=True):
 
 
 class ReadinessSeen(msgspec.Struct, frozen=True):
-    """What an append must know before it may begin: index, first store, known head, and append session."""
+    """The facts that an append needs to begin: about index, first store, known head, and append session."""
 
     store_error: str | None
     """Why the first store is not healthy. None: it is."""
@@ -485,7 +485,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
     ``commit`` is the span of this append alone. ``uncertain``: the content was proposed for commit, and may
     be in the journal although the append failed. ``context`` names the step in which ``error`` arose.
-    ``repeated``: ``commit`` is that of an earlier attempt of the same append.
+    ``repeated``: an earlier attempt of the same append made ``commit``.
     """
 
     ending: Ending

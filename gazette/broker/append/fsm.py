@@ -267,10 +267,10 @@ class AppendFSM:
         return spool_fragment.length > 0 and proposal.begin != spool_fragment.begin
 
     def _on_sync_answered(self, event: ev.SyncAnswered) -> tuple[Effect, ...]:
-        """Go on if all peers agree. Otherwise propose what the answers demand, or resolve a later route.
+        """Go on if all peers agree. Otherwise make the proposal that the answers demand, or resolve a later
+        route.
 
-        Fail after `SYNC_ROUNDS_MAX` proposals, if a peer has not answered, or for an answer that no correct
-        replica gives.
+        Fail after `SYNC_ROUNDS_MAX` proposals, without an answer, or for one that no correct replica gives.
         """
         try:
             verdict = judge_sync(
@@ -424,7 +424,7 @@ class AppendFSM:
         return self._resync(now)
 
     def _resync(self, now: float, registers: LabelSet | None = None) -> tuple[Effect, ...]:
-        """Synchronize again, with ``registers`` (default: those of the spool)."""
+        """Synchronize again, with ``registers`` (default: the registers of the spool)."""
         self._rounds = 0
         self._registers = self._spool_view.registers if registers is None else registers
         return self._send_sync(now)

@@ -8,8 +8,8 @@ append at a time leads, until it has ended. The leader commits its own content a
 after it, if their terms permit: a group commit. A group costs the replicas as little as one append.
 
 An append that finds its journal's store unhealthy waits for the store in its turn. Later appends wait for the
-store before their turn. These waits do not add up. The limit of a wait counts from the arrival of its append,
-or from the time at which the first append began to wait for the store, whichever is later.
+store before their turn. These waits do not add up. The limit of each wait counts from the arrival of its
+append, or from the begin of the first of these waits, whichever is later.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ class ContentAhead:
     async def read(self, seconds: float | None) -> tuple[bytes | None, bool]:
         """Return the next chunk, and True if the broker itself stood still meanwhile.
 
-        Raise ``TimeoutError`` if the caller sends no chunk for ``seconds`` (None: for ever). Other errors,
-        and cancellation, are those of ``ContentSource.next``.
+        Raise ``TimeoutError`` if the caller sends no chunk for ``seconds`` (None: for ever). See
+        ``ContentSource.next`` for other errors and for cancellation.
         """
         async with IdleTimeout(seconds) as waiting:
             chunk = await self.next()
@@ -195,10 +195,10 @@ class Line:
     def take_along(
         self, bytes_max: int, permits: Callable[[SmallAppend], bool]
     ) -> list[SmallAppend]:
-        """Remove and return waiting small appends, in order. Stop before the first that ``permits`` refuses,
-        or that does not fit into ``bytes_max`` with those before it.
+        """Remove and return waiting small appends, in order. Stop before an append that ``permits`` refuses,
+        or whose content would exceed ``bytes_max`` in total.
 
-        The caller leads, and must settle all that this call returns.
+        The caller leads, and must settle all returned appends.
         """
         group: list[SmallAppend] = []
         while self._small:

@@ -27,8 +27,8 @@ class SyncVerdict:
     """The consequence of the answers to a synchronizing proposal; empty if all peers agree.
 
     ``read_through`` (0: none) is a revision at which another route is in force. ``roll_to`` is the offset to
-    which the spool must roll (None: no need). ``registers`` are those of the peer whose spool ends at
-    ``roll_to``, after the end of the local spool; None without such a peer.
+    which the spool must roll (None: no need). ``registers`` are the registers of a peer whose spool ends at
+    ``roll_to``, after the end of the local spool; None if there is no such peer.
     """
 
     read_through: Revision = 0

@@ -43,8 +43,8 @@ class _Last:
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """The decision about an append: it is admitted unless ``refusal`` or ``commit`` is set. ``commit`` is
-    what an earlier attempt of the same append has committed."""
+    """The decision about an append: it is admitted unless ``refusal`` or ``commit`` is set. ``commit`` is the
+    commit of an earlier attempt of the same append."""
 
     refusal: GazetteError | None = None
     commit: Fragment | None = None
@@ -74,8 +74,8 @@ class SessionLedger:
     def admit(self, append: SessionAppend, tenure: Revision, attempt: object) -> Admission:
         """Judge an attempt of an append by the primary of ``tenure``. Remember an attempt that is admitted.
 
-        A later tenure than that of the ledger begins the ledger again. An attempt of an earlier tenure is
-        refused. Call ``ended`` when the attempt has ended. Until then, the attempt may be judged again.
+        A tenure later than the ledger's begins the ledger again. An attempt of an earlier tenure is refused.
+        Call ``ended`` when the attempt has ended. Before, the attempt may be judged again.
         """
         if tenure > self._tenure:
             self._tenure, self._generation = tenure, 1

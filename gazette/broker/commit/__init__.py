@@ -1,1 +1,1 @@
-"""Performs appends: what `broker/append` decides, on the replicas of a journal."""
+"""Performs appends on the replicas of a journal, as `broker/append` decides."""

@@ -1,5 +1,5 @@
-"""Stage 4 of the byte path: takes content from `broker/api/append`, performs what `broker/append/fsm`
-decides, and gives content to `pipeline`.
+"""Stage 4 of the byte path: takes content from `broker/api/append`, performs the effects that
+`broker/append/fsm` asks for, and gives content to `pipeline`.
 
 One driver performs one append, in its own task. If the caller goes away, the append is interrupted and not
 cancelled, so that it ends in good order. All replicas roll the append back, or all commit it. Then the
@@ -336,7 +336,7 @@ class AppendDriver:
             await self._waits.run(readiness.change(resolution, replica, until))
 
     async def _build_pipeline(self) -> ev.Event:
-        """Replace the pipeline: take the spool, open streams to the peers, send what they lack, and lead."""
+        """Replace the pipeline: take the spool, open streams to peers, send the bytes they lack, and lead."""
         replica, resolution = self._hold.held_replica, self._resolved
         await self._hold.tear_down_former()
         try:

@@ -38,7 +38,7 @@ class ReadinessWatch:
     def look(
         self, resolution: Resolution, replica: Replica, admission: Admission
     ) -> ev.ReadinessSeen:
-        """Return what the append sees now."""
+        """Return the readiness of the journal now, as the append sees it."""
         clock, store = self._context.clock, self._store(resolution)
         head, index = replica.head, replica.index
         error, unlisted = self._ailments(replica, store)

@@ -146,7 +146,7 @@ def commit_now(
     """Propose the commit of the append that leads a line, and of later appends that may join, and fit.
 
     Return None, without effect, if a check fails (see the module). ``resolution`` is of the present revision.
-    ``pipeline`` is that of its replica, free or held by the caller; None: not available.
+    ``pipeline`` is the pipeline of its replica, free or held by the caller; None: not available.
     """
     replica = resolution.replica
     if replica is None or pipeline is None:

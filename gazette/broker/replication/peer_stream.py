@@ -202,7 +202,7 @@ class PeerStream:
             await self._progressed("does not end its stream")
 
     def cancel(self, failure: GazetteError) -> None:
-        """End the call at once. The peer gives up what was not committed."""
+        """End the call at once. The peer gives up uncommitted content."""
         self._fail(failure)
         if self._sender is not None:
             self._sender.cancel()
@@ -246,7 +246,7 @@ class PeerStream:
         self.on_progress()
 
     def _fail(self, failure: GazetteError) -> None:
-        """Note why the call cannot be used any more, drop what was not sent, and wake all that wait."""
+        """Note why the call cannot be used any more, drop unsent messages, and wake all waiting tasks."""
         if self.failure is None:
             self.failure = failure
         self._outbox.clear()

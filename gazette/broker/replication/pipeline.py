@@ -549,7 +549,7 @@ class Pipeline:
     # Ending.
 
     def fail(self, failure: GazetteError) -> None:
-        """Break the pipeline: peers give up what was not committed, and all pending turns fail."""
+        """Break the pipeline: peers give up uncommitted content, and all pending turns fail."""
         if self._failure is None:
             self._failure = failure
             for peer in self._peers:

@@ -137,8 +137,8 @@ class UploadGate:
     def finish(self) -> None:
         """Pass on the agreed part of all held spools: no more answers will arrive.
 
-        What all replicas have acknowledged is agreed now: a write to etcd without an answer may have named
-        this primary. If the lease is lost, the persister asks etcd before it uploads.
+        All acknowledged bytes are agreed now: a write to etcd without an answer may have named this primary.
+        If the lease is lost, the persister asks etcd before it uploads.
 
         The part beyond the agreed end is dropped, and logged. Raise ``Closed`` if the persister has finished.
         The persister cuts and repeats these uploads like all others.

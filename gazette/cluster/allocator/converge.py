@@ -222,12 +222,12 @@ class _ItemPlan:
     def _constrain_removes(
         self, keep: list[DecodedKV], unwanted: list[DecodedKV]
     ) -> tuple[list[DecodedKV], list[DecodedKV]]:
-        """Return (removes, rejoined): unwanted assignments to remove now, and those that stay for now.
+        """Return (removes, rejoined): unwanted assignments to remove now, and others that stay for now.
 
         At least as many consistent assignments remain as the item's replication, or none is removed. Begin
-        with the most loaded members. The second assignment of a desired member is always removed: it holds
-        nothing that the first lacks. A step that etcd applied late may have made the second one, which keeps
-        replicas inconsistent.
+        with the most loaded members. The second assignment of a desired member is always removed: the first
+        assignment holds the same. A step that etcd applied late may have made the second assignment, which
+        keeps replicas inconsistent.
         """
         members = {kv.decoded.member_id for kv in keep}
         duplicates = [kv for kv in unwanted if kv.decoded.member_id in members]
@@ -246,8 +246,8 @@ class _ItemPlan:
         return by_load, []
 
     def _remove(self, removes: list[DecodedKV], keep: list[DecodedKV]) -> None:
-        """Remove assignments, if etcd has unchanged the item and the assignments that make this safe: those
-        of ``keep`` that are consistent, or of the same members."""
+        """Remove assignments, if the item and the assignments that make this safe are unchanged in etcd: each
+        assignment of ``keep`` that is consistent, or of a member of ``removes``."""
         if not removes:
             return
         self.compares.append(_unchanged(self.item))
@@ -263,8 +263,8 @@ class _ItemPlan:
             self.loads.remove(kv.decoded.member_id, kv.decoded.slot)
 
     def _nothing_newer(self) -> Compare:
-        """Return the condition that the item got no assignment meanwhile. Without it, a step that etcd
-        applies late, after those of another leader, would make a second primary or give a member two slots.
+        """Return the condition that the item got no assignment meanwhile. Otherwise, a step that etcd applies
+        late, after steps of another leader, could make a second primary, or give a member two slots.
         """
         begin, end = prefix_range(item_assignments_prefix(self.round.root, self.item.decoded.id))
         newest = max((kv.raw.create_revision for kv in self.current), default=0)
@@ -274,8 +274,8 @@ class _ItemPlan:
         """Return the replica that becomes the primary; None if the item has a primary left, or no replica.
 
         Prefer a consistent replica. Else prefer the replica that holds the most. A member that has just
-        joined holds nothing: its promotion would drop what the survivors hold. Of equal replicas, prefer that
-        of a desired member, then that of the member with the least share of primaries.
+        joined holds nothing: its promotion would drop the survivors' bytes. Of equal replicas, prefer one of
+        a desired member, then the one of the member with the least share of primaries.
         """
         if not keep or any(kv.decoded.slot == 0 for kv in keep):
             return None

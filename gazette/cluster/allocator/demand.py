@@ -57,7 +57,7 @@ class Demand:
                 self.zone_slots[zone] = self.zone_slots.get(zone, 0) + limit
 
     def _relieve(self, leaving: Sequence[MemberId], assignments: Sequence[DecodedKV]) -> None:
-        """Lower the limits of ``leaving`` members, the oldest first, to what they keep."""
+        """Lower the limit of each ``leaving`` member, the oldest first, to the number of items it keeps."""
         items_of = self._held(leaving, assignments)
         staying = [m for m, limit in self.limits.items() if limit > 0 and m not in items_of]
         holders: dict[str, list[MemberId]] = {}  # Leaving members by item, the youngest first.

@@ -1,4 +1,4 @@
-"""Items that a leaving member still holds, and what each of them waits for."""
+"""Items that a leaving member still holds, and the reason why each item is still there."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ItemNames:
 
 @dataclass(frozen=True, slots=True)
 class DrainStatus:
-    """Items of a leaving member, by what they wait for. Items are sorted by name.
+    """Items of a leaving member, by the reason why they are still there. Items are sorted by name.
 
     ``staying`` are the other members, as ``zone#id``, that have a limit above zero and do not leave.
     """

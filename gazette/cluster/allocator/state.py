@@ -100,7 +100,7 @@ class State:
             self._update_local(touched)
 
     def _update_items(self, items: Sequence[DecodedKV]) -> set[str]:
-        """Update the items. Return the ids of those that have changed."""
+        """Update the items. Return the ids of the changed items."""
         touched = set()
         for before, now, _ in differences(self.items, items):
             if now is not None:
@@ -132,7 +132,7 @@ class State:
         return set(places)
 
     def _update_local(self, touched: Iterable[str]) -> None:
-        """Find our items among those that have changed."""
+        """Find our items among the changed items."""
         zone, _, suffix = self.local_key.removeprefix(self.root + MEMBERS).partition("#")
         for item_id in touched:
             item, siblings = self._items.get(item_id), self.assignments_of(item_id)

@@ -172,9 +172,9 @@ class Etcd:
         """Return all keys that begin with ``prefix``; with ``range_end``, the keys in ``[prefix,
         range_end)``.
 
-        Read in pages, all at ``revision`` (0: that of the first page), which is ``header.revision`` of the
-        result. Raise ``Compacted`` if the revision is compacted before the last page, ``NotYet`` if it is
-        still to come, `ResponseTooLarge` if a single key exceeds the limit of this client.
+        Read in pages, all at ``revision`` (0: the first page's), which is ``header.revision`` of the result.
+        Raise ``Compacted`` if the revision is compacted before the last page, ``NotYet`` if it is still to
+        come, `ResponseTooLarge` if a single key exceeds the limit of this client.
         """
         begin, end = prefix_range(prefix)
         if range_end is not None:

@@ -1,7 +1,7 @@
 """The renewal of a lease in its own thread, so that a busy event loop does not lose the lease.
 
-A process whose loop is busy still owns what it serves, and serves it late. Only a loop that has run nothing
-for ``STALL_MAX_S`` counts as dead. Then the lease is left to expire, so that others can take over.
+A process whose loop is busy still owns its items, and serves them late. Only a loop that has run nothing for
+``STALL_MAX_S`` counts as dead. Then the lease is left to expire, so that other processes can take over.
 """
 
 from __future__ import annotations

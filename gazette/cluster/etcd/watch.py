@@ -20,7 +20,7 @@ from gazette.runtime.timeouts import timeout
 async def watch(
     connection: Connection, key: bytes, range_end: bytes, *, start_revision: int, progress: bool
 ) -> AsyncGenerator[WatchResponse, None]:
-    """Yield the responses of one watch; the contract is that of `gazette.cluster.etcd.client.Etcd.watch`."""
+    """Yield the responses of one watch. `gazette.cluster.etcd.client.Etcd.watch` has the contract."""
     request = rpc_pb2.WatchRequest(
         create_request=rpc_pb2.WatchCreateRequest(
             key=key,
@@ -86,7 +86,7 @@ class _Stream:
         self.call = call
 
     async def read(self) -> rpc_pb2.WatchResponse:
-        """Return the next response. Raise `_mapped` errors, those of ``raise_if_canceled``, or ``Closed``."""
+        """Return the next response. Raise errors of `_mapped` and ``raise_if_canceled``, or ``Closed``."""
         try:
             response: rpc_pb2.WatchResponse = await read(self.call)
             self.raise_if_canceled(response)

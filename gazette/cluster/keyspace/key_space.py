@@ -1,6 +1,6 @@
 """A live, decoded mirror of all keys under one root in etcd.
 
-The mirror changes in steps. One step applies what etcd reported within a short delay, and calls
+The mirror changes in steps. One step applies the events of a short time, and calls
 every observer, without yielding to the event loop. So readers see the mirror, and the state of its
 observers, at the same revision.
 """
@@ -51,7 +51,7 @@ class KeySpace:
 
     ``key_values`` ascends. Every step replaces it and never changes it, so a reference to it is a snapshot.
     ``header`` is the header of the last applied response. Its ``revision`` is the greatest ModRevision seen
-    under the root; right after ``load``, it is that of the load. Revisions of writes elsewhere in etcd may
+    under the root; right after ``load``, the revision of the load. Revisions of writes elsewhere in etcd may
     stay greater for ever.
 
     A value that cannot be decoded is logged and left out. A known older value stays in force. So a process
@@ -238,7 +238,7 @@ class KeySpace:
                 scope.daemon(receive(), name="receive")
                 scope.daemon(apply(), name="apply")
         except Unavailable:
-            step()  # apply what arrived before the stream failed
+            step()  # apply the responses that arrived before the stream failed
             raise
         raise AssertionError  # unreachable: a daemon never returns, and the scope raises its error
 
@@ -270,7 +270,7 @@ class KeySpace:
         header = self._check_cluster(loaded.header)
         if header.revision < self.header.revision:
             raise self._went_back(header.revision, self.header.revision)
-        # Peers wait for the revision that we report. So it must be that of a change under this root: after a
+        # Peers wait for the revision that we report. So it must belong to a change under this root: after a
         # write elsewhere, this root may not change for hours.
         last_revision = max((kv.mod_revision for kv in loaded.kvs), default=0)
         loaded_keys = {kv.key for kv in loaded.kvs}  # Bytes: a key may not be UTF-8.

@@ -56,8 +56,8 @@ def run_member(
 ) -> int:
     """Run ``serve`` or, for several workers, a process for each of them. Return the exit code.
 
-    ``flags`` are those of ``group``. ``limit`` is the greatest number of items that the process takes. Raise
-    ``Invalid`` for settings that cannot be used.
+    ``group`` is the name of ``flags``. ``limit`` is the greatest number of items that the process takes.
+    Raise ``Invalid`` for settings that cannot be used.
     """
     log_flags = loaded.group(LogFlags)
     log_setup.setup(log_flags.level, log_flags.format)
@@ -80,7 +80,7 @@ def member_environment(
 ) -> MemberEnvironment:
     """Bind the ports of a member, and return its surroundings. Call this on the event loop.
 
-    ``flags`` are those of ``group``. Log a warning if a server without keys lets other machines do ``what``.
+    ``group`` is the name of ``flags``. Warn, in the log, if other machines can do ``what`` without a key.
     Raise ``Invalid`` or ``Unavailable`` (a port is in use).
     """
     etcd = loaded.group(EtcdFlags).settings()

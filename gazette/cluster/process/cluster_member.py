@@ -87,7 +87,7 @@ class ClusterMember(ABC, Generic[SettingsT]):
 
     @abstractmethod
     async def _prepare(self) -> None:
-        """Serve HTTP, which says that the member is not ready. Do what else must precede etcd."""
+        """Serve HTTP, which says that the member is not ready. Do all other work that must precede etcd."""
 
     @abstractmethod
     async def _set_up(self, membership: Membership) -> None:
@@ -107,7 +107,7 @@ class ClusterMember(ABC, Generic[SettingsT]):
 
     @abstractmethod
     async def _end_calls(self) -> None:
-        """End what tasks may wait for, such as calls of blob stores or appends. Tasks are cancelled next."""
+        """End calls for which tasks may wait, such as calls of blob stores. Tasks are cancelled next."""
 
     @abstractmethod
     async def _close(self) -> None:
@@ -205,10 +205,10 @@ class ClusterMember(ABC, Generic[SettingsT]):
            (``drain.py`` says for how long). Skipped if the member has failed, or has not begun to serve.
         2. The stages of the subclass.
         3. *Release* the lease, not before: until then, other members do not consider items abandoned.
-        4. *Cancel* what is left.
+        4. *Cancel* the tasks that are left.
 
         At the end, raise the error that made the member fail, or else the first error of a stage.
-        Cancellation: what the stages did not end is lost with this process.
+        Cancellation: work that the stages did not end is lost with this process.
         """
         self.stopping.set()
         stages = {

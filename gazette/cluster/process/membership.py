@@ -51,12 +51,12 @@ class MemberEnvironment:
 
 @dataclass(frozen=True, slots=True)
 class MemberRole:
-    """The role of a member: broker, or member of an application. It names what the cluster assigns."""
+    """The role of a member: broker, or member of an application. It names the items of the cluster."""
 
     program: str
     """Program that the process runs, such as ``broker``."""
     replicas: str
-    """The word for what the member holds of its items, such as ``replicas``."""
+    """The word for the member's part of its items, such as ``replicas``."""
     names: ItemNames
     spec: BrokerSpec | ConsumerSpec
     decoder: Decoder

@@ -373,7 +373,7 @@ class GrpcCall(ServicerContext):
 
     @property
     def has_ended(self) -> bool:
-        """True if no request follows those that have arrived."""
+        """True if all requests have arrived."""
         return self._ended
 
     @property

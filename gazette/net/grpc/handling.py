@@ -19,7 +19,7 @@ class HandledCall(Protocol):
 
     @property
     def has_ended(self) -> bool:
-        """True if no request follows those that have arrived."""
+        """True if all requests have arrived."""
         ...
 
     def take(self) -> Any:

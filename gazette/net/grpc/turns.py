@@ -2,7 +2,7 @@
 
 A little work is done at once. If a peer causes more, its connection reads nothing until that work is done.
 The connection does a share of the work in each turn of the event loop. Connections with new work go before
-those that continue. So a peer that sends without end delays others by one turn or two.
+connections that continue. So a peer that sends without end delays other peers by one turn or two.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Turns:
             self._call_soon(self._turn)
 
     def _turn(self) -> None:
-        """Give connections their shares, those with new work first. A long turn shortens the next one."""
+        """Give connections their shares, first for new work. A long turn shortens the next turn."""
         assert self._asked_at is not None
         took_s = self._monotonic() - self._asked_at
         self._asked_at = None

@@ -120,8 +120,8 @@ def parse(text: str) -> Template:
 def is_complete(text: str) -> bool:
     """Return False for a template with an action that has no end: no process can have used the template.
 
-    Return True for every template that can be parsed here. For any other, compare the numbers of ``{{`` and
-    ``}}``, with or without those in constants.
+    Return True for every template that can be parsed here. In another text, compare the numbers of ``{{`` and
+    ``}}``, with and without its constants.
     """
     try:
         parse(text)
@@ -299,7 +299,7 @@ def _pieces(text: str) -> Iterator[tuple[str, str, list[tuple[str, str]] | None]
 
 
 def _written(nodes: Sequence[Node], root: Struct, dot: Any) -> Iterator[str]:
-    """Yield the output of nodes. ``root`` is the value of ``$``, and ``dot`` that of ``.``."""
+    """Yield the output of nodes. ``root`` is the value of ``$``, and ``dot`` is the value of ``.``."""
     for node in nodes:
         match node:
             case str():
