@@ -457,7 +457,7 @@ def _refused(text: str, path: str) -> NotAllowed:
 
 
 def _status_of(error: BaseException) -> int | None:
-    """Return the HTTP status that an SDK's error carries; None without a status."""
+    """Return the HTTP status that an SDK's error carries; None if it carries none."""
     for name in ("status_code", "status", "code"):
         value = getattr(error, name, None)
         if isinstance(value, str) and is_digits(value):

@@ -1,6 +1,6 @@
 """Stage 8 of the byte path: fragments as objects of Google Cloud Storage, by gcsfs.
 
-``gs://bucket/prefix/?find=…&replace=…``. Credentials are the application's default ones. The key of a service
+``gs://bucket/prefix/?find=…&replace=…``. Credentials are the application's default. The key of a service
 account can sign URLs. ``STORAGE_EMULATOR_HOST`` names an emulator, which is called without credentials.
 """
 

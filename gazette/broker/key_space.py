@@ -130,7 +130,7 @@ def spec_of(state: State, journal: JournalName, life: Revision) -> JournalSpec |
 
 
 def tenure_of(assignments: Sequence[DecodedKV]) -> Revision:
-    """Return the creation revision of the primary's assignment; 0 without a primary."""
+    """Return the creation revision of the primary's assignment; 0 if there is no primary."""
     return next((kv.raw.create_revision for kv in assignments if not kv.decoded.slot), 0)
 
 

@@ -441,7 +441,7 @@ class KnownHead:
 async def read_head(
     etcd: Etcd, root: str, journal: JournalName, life: Revision
 ) -> tuple[bool, KeyValue | None]:
-    """Return True if the journal of ``life`` exists; and the key of its known head, if there is one.
+    """Return True if the journal of ``life`` exists, and the key of its known head (None: no head).
 
     The head is deleted soon after the journal. If a journal exists without a head, no primary has begun.
     """

@@ -85,7 +85,7 @@ class Resolution:
 
     @cached_property
     def tenure(self) -> Revision:
-        """Creation revision of the primary's assignment; 0 without a primary."""
+        """Creation revision of the primary's assignment; 0 if there is no primary."""
         return tenure_of(self.assignments)
 
     @cached_property
@@ -118,7 +118,7 @@ class Resolution:
 
     @cached_property
     def resume_at(self) -> Offset:
-        """The offset from which the journal goes on, as its specification says; 0 without a specification."""
+        """The offset from which the journal goes on, as its specification says; 0 if there is none."""
         return 0 if self.spec is None else resume_offset(self.spec)
 
     @property

@@ -241,7 +241,7 @@ class BrokerService(ClusterMember[BrokerSettings]):
         return {"finishing accepted calls": self._finish, "persisting": self._persist}
 
     async def _finish(self) -> None:
-        """Refuse new calls, and let accepted ones end. Replicas give up their spools."""
+        """Refuse new calls, and let accepted calls end. Replicas give up their spools."""
         parts, settings = self._parts, self.settings
         if parts is not None:
             parts.list_apply.stop()

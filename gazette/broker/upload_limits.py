@@ -38,11 +38,11 @@ class UploadLimits:
         self._silent_until = 0.0  # Monotonic time until which etcd is not asked again.
 
     async def of(self, journal: JournalName, life: Revision, tenure: Revision) -> Offset | None:
-        """Return the offset at which a later primary of the journal began; None without a later primary.
+        """Return the offset at which a later primary of the journal began; None if no later primary did.
 
         Raise ``NotFound`` if the journal was deleted: its known head is gone, too. Raise ``Unavailable``
-        while etcd does not answer, and for `_SILENT_S` after that. Raise ``Conflict`` for a value of another
-        version. After ``Unavailable`` or ``Conflict``, a later primary may have begun.
+        while etcd does not answer, and for `_SILENT_S` after that. Raise ``Conflict`` for a head of another
+        form. After ``Unavailable`` or ``Conflict``, a later primary may have begun.
         """
         if self._lease.holds and self._leads(journal, tenure):
             return None

@@ -104,12 +104,12 @@ class CoverSet(Generic[S]):
 
     @property
     def begin(self) -> Offset:
-        """Begin of the first span; zero without spans."""
+        """Begin of the first span; zero if there are no spans."""
         return self._begins[0] if self._begins else 0
 
     @property
     def end(self) -> Offset:
-        """End of the last span; zero without spans."""
+        """End of the last span; zero if there are no spans."""
         return self._ends[-1] if self._ends else 0
 
     def __len__(self) -> int:

@@ -108,12 +108,12 @@ class Index:
 
     @property
     def begin_offset(self) -> Offset:
-        """Begin of the first fragment, shown to readers or not; zero without fragments."""
+        """Begin of the first fragment, shown to readers or not; zero if there is none."""
         return self._hidden[0].begin if self._hidden and not len(self._set) else self._set.begin
 
     @property
     def end_offset(self) -> Offset:
-        """End of the last fragment, shown to readers or not; zero without fragments."""
+        """End of the last fragment, shown to readers or not; zero if there is none."""
         return max(self._set.end, self._hidden[-1].end if self._hidden else 0)
 
     @property
@@ -123,7 +123,7 @@ class Index:
 
     @property
     def last_mod_time(self) -> int:
-        """Unix seconds at which the last fragment was persisted; 0 for an unpersisted fragment, or without
+        """Unix seconds at which the last fragment was persisted; 0 if it was not, or if there are no
         fragments."""
         if self._hidden or not len(self._set):
             return 0

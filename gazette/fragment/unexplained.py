@@ -39,7 +39,7 @@ class Unexplained:
 
     @property
     def end(self) -> Offset:
-        """End of the last fragment; zero without fragments."""
+        """End of the last fragment; zero if there are no fragments."""
         return self.cover.end
 
     def outside(self, own: CoverSet[S]) -> list[Fragment]:

@@ -32,14 +32,14 @@ from gazette.http2.headers import (
 from gazette.http2.peer import UNKNOWN
 
 STREAM_BYTES: Final = 1 << 22
-"""Bytes that a peer may send on a stream beyond the consumed ones. A stream carries at most 4 GB/s with a
+"""Bytes that a peer may send on a stream beyond the consumed bytes. A stream carries at most 4 GB/s with a
 round trip of 1 ms, and 40 MB/s with 100 ms."""
 FIRST_BYTES: Final = 1 << 19
 """Bytes that a peer may send on a stream before the listener has consumed any."""
 CONNECTION_BYTES: Final = 1 << 23
 """Greatest window of a connection, in bytes."""
 SHARED_BYTES: Final = 1 << 25
-"""Bytes that a peer may send beyond the consumed ones, shared by the open streams. Each stream has at least
+"""Bytes that a peer may send beyond the consumed bytes, shared by the open streams. Each stream has at least
 `FIRST_BYTES`."""
 _GRANT_BYTES_MIN: Final = CONNECTION_BYTES // 4
 """Least number of bytes by which the window of the connection is opened at a time."""
@@ -344,7 +344,7 @@ class Http2Connection:
         """Streams that wait for their own windows to open."""
         self._paused = False  # True while the socket is full.
         self.ahead_bytes = STREAM_BYTES
-        """Bytes that the peer may send on a stream beyond the consumed ones; at least `FIRST_BYTES`."""
+        """Bytes that the peer may send on a stream beyond the consumed bytes; at least `FIRST_BYTES`."""
         self.is_known = False
         """True once the peer of a server has sent the first message of a call, or got an answer."""
         self.peer = UNKNOWN
@@ -837,7 +837,7 @@ class Http2Connection:
         stream.listener.on_fault(_reset_by_peer(number, code))
 
     def _on_goaway(self, number: int, payload: bytes) -> None:
-        """Begin no more streams. A client's streams that the server did not take fail as refused.
+        """Begin no more streams. Fail, as refused, those streams of a client that the server did not take.
 
         Raise ``ConnectionFault`` if the server has given the connection up because of a fault.
         """

@@ -168,7 +168,7 @@ def fields_of(metadata: Iterable[tuple[str, str | bytes]]) -> Fields:
 
 
 def timeout_of(fields: Fields) -> float | None:
-    """Return the timeout of a call in seconds; None without a timeout. Raise ``ValueError`` if malformed."""
+    """Return the timeout of a call in seconds; None if it has none. Raise ``ValueError`` if malformed."""
     for name, value in fields:
         if name == b"grpc-timeout":
             match = _TIMEOUT.fullmatch(value)

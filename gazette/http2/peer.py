@@ -20,7 +20,7 @@ class Peer:
 
     @property
     def identity_key(self) -> str | None:
-        """Name of the property that identifies the caller; None without a certificate that was verified."""
+        """Name of the property that identifies the caller; None if no certificate was verified."""
         return next((name for name in (_NAMES, _NAME) if self.properties.get(name)), None)
 
 

@@ -63,7 +63,7 @@ class Acceptor:
 
     ``connect`` gets a function that the protocol calls once the connection is made. From then on, ``count``
     includes the connection. At ``limit`` connections, ``make_room`` is called to close an idle one. If no
-    connection can be closed, the new one is closed. Without TLS, it first gets ``refusal``.
+    connection can be closed, the new one is closed; without TLS, it first gets ``refusal``.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Acceptor:
         self._loop.add_reader(self._listener, self._accept)
 
     async def stop(self) -> None:
-        """Accept the connections that the kernel has established. Refuse later ones.
+        """Accept the connections that the kernel has established. Refuse later connections.
 
         Return when the protocols of accepted connections have begun. If cancelled, accept no more.
         """
@@ -183,7 +183,7 @@ class Acceptor:
 
     def _evict(self) -> bool:
         """Close a connection without a request in progress: an idle one, or one in its TLS handshake. Return
-        whether there was one."""
+        False if there is no such connection."""
         if not self._make_room() and not self._cancel_starting():
             return False
         HTTP_CONNECTIONS_REFUSED.labels("idle").inc()

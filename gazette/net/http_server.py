@@ -172,7 +172,7 @@ class ReloadedTls:
     def context(self, *protocols: str) -> ssl.SSLContext:
         """Return a TLS context that replaces itself once there are new files.
 
-        Clients get the first of ``protocols`` (of ALPN; without any, HTTP/1.1) that they offer. Raise
+        Clients get the first of ``protocols`` (ALPN; default: HTTP/1.1) that they offer. Raise
         ``Invalid`` for files that do not fit together.
         """
         files = self._files

@@ -175,7 +175,7 @@ class Server:
         await self.grpc.start()
 
     async def stop(self, grace_s: float | None = None) -> None:
-        """Refuse new calls, let accepted ones end within ``grace_s`` (None: as set), then cut them off."""
+        """Refuse new calls. Cut accepted calls off that do not end in ``grace_s`` (None: as in settings)."""
         grace = self.settings.graceful_stop_s if grace_s is None else grace_s
         scope = TaskScope("server-stop")
         async with scope:

@@ -150,7 +150,7 @@ def encode_fragment(fragment: Fragment) -> bytes:
     """Return the wire form of a fragment: the same bytes as from the generated code."""
     part1, part2, part3 = SUM.unpack(fragment.sum)
     in_store = fragment.backing_store or fragment.mod_time or fragment.path_postfix
-    # The generated code leaves out fields that are zero. Let it encode such fragments, and stored ones.
+    # The generated code leaves out zero fields. Let it encode stored fragments, and those with zero fields.
     if in_store or not (
         part1 and part2 and part3 and fragment.begin and fragment.end and fragment.codec
     ):

@@ -431,7 +431,7 @@ def _filled(a: Value, b: Value, fields: tuple[str, ...]) -> Value:
 
 
 def _cleared(a: Value, b: Value, fields: tuple[str, ...], *, when_equal: bool) -> Value:
-    """Return ``a`` without fields that are equal in ``b`` (``when_equal``), or else differ in ``b``."""
+    """Return ``a`` without fields that are equal in ``b`` (``when_equal``), or without those that differ."""
     cleared: dict[str, Any] = {
         field: _UNSET.get(field, 0)
         for field in fields

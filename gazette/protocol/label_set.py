@@ -381,7 +381,7 @@ _TERMS: Final = (
 
 def _parse(text: str) -> LabelSelector:
     """Return the selector of a text. Raise ``Invalid`` at its first malformed term."""
-    sets = [EMPTY_LABELS, EMPTY_LABELS]  # Of the included labels, and of the excluded ones.
+    sets = [EMPTY_LABELS, EMPTY_LABELS]  # The included labels, and the excluded labels.
     position = 0
     while position < len(text):
         term, exclude = _parse_term(text, position)

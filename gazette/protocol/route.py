@@ -52,7 +52,7 @@ def _parse_endpoint(endpoint: str) -> tuple[SplitResult, str]:
 class Route:
     """Members that serve an item, in ascending order, and the primary among them.
 
-    ``primary`` is an index into ``members``, or ``None`` without a primary. On the wire, ``None``
+    ``primary`` is an index into ``members``, or ``None`` for no primary. On the wire, ``None``
     is -1, which must be sent: an absent field would name the first member. ``endpoints`` is empty,
     or parallel to ``members``, with ``""`` for an unknown endpoint.
     """

@@ -76,7 +76,7 @@ class ShardList:
 
     @classmethod
     def of(cls, specs: Iterable[tuple[ShardSpec, Revision]]) -> ShardList:
-        """Return the list of complete specifications and their revisions. Shared fields become common."""
+        """Return the list of complete specifications with revisions. Move shared fields to ``common``."""
         ordered = sorted(specs, key=lambda pair: pair[0].id)
         return cls(
             shards=tuple(ShardEntry(spec, revision=revision) for spec, revision in ordered)

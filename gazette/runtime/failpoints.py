@@ -240,7 +240,7 @@ class _Marks:
         """Held to open the file: several threads may write the first mark."""
 
     def write(self, point: str, detail: str) -> None:
-        """Write one line, in one call: processes may share the file. Raise ``Invalid`` without a file."""
+        """Write one line, in one call: processes may share the file. Raise ``Invalid`` for no file."""
         now_ns = int(self._clock.monotonic() * 1e9)
         with self._lock:
             if self._file is None:

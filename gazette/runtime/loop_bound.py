@@ -140,7 +140,7 @@ class LoopBound(ClosedByOwner):
         self.loop = loop
 
     def _run(self, close: Callable[[], object]) -> None:
-        """Let the loop run ``close``. Do nothing without a loop, or if it has ended: then the garbage
+        """Let the loop run ``close``. Do nothing if there is no loop, or it has ended: then the garbage
         collector closes the object's sockets."""
         if self.loop is not _UNBOUND:
             with contextlib.suppress(RuntimeError):

@@ -15,7 +15,7 @@ _LOCK_POLL_S: Final = 0.05
 
 
 def make_private_directory(directory: Path) -> None:
-    """Create a directory and its missing parents with mode 0700. Leave the modes of existing ones.
+    """Create a directory and its missing parents with mode 0700. Leave the modes of existing directories.
 
     Raise ``OSError`` if that fails. (`Path.mkdir` gives parents the mode that the umask permits.)
     """

@@ -1,4 +1,4 @@
-"""Names for processes without a configured one: two words, which people can tell apart."""
+"""Names for processes without a configured name: two words, which people can tell apart."""
 
 from __future__ import annotations
 

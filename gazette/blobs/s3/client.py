@@ -65,8 +65,8 @@ _CHECK_CREDENTIALS: Final = (
 def connect(access: S3Access, settings: S3Settings) -> tuple[Any, Any]:
     """Return a client, which any number of threads may use, and the credentials that it signs with.
 
-    This call may use the network to get credentials. Raise ``Invalid`` without a region, ``NotAllowed``
-    without credentials.
+    This call may use the network to get credentials. Raise ``Invalid`` if there is no region,
+    ``NotAllowed`` if there are no credentials.
     """
     session = botocore.session.Session(profile=access.profile or None)
     session.register_component("data_loader", _LOADER)

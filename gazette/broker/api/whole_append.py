@@ -72,7 +72,7 @@ class SmallAppends:
         Return None if the handler of the call must serve the call. The handler answers invalid and forbidden
         requests, calls other brokers, and waits.
         """
-        # Three requests: the opening, the content, and an empty one, which is the intent to commit.
+        # Three requests: the opening, the content, and an empty request, which is the intent to commit.
         context, messages = self._context, call.messages()
         if messages is None or len(messages) != 3 or messages[2]:
             return None

@@ -41,7 +41,7 @@ class Interruptible:
         self._task = asyncio.current_task()
 
     def interrupt(self, reason: GazetteError) -> None:
-        """End the present wait, and all later ones. No effect after the first call."""
+        """End the present wait, and all later waits. No effect after the first call."""
         if self.reason is None:
             self.reason = reason
             if self._is_waiting and self._task is not None:

@@ -5,10 +5,10 @@ A session begins an append when the one before has succeeded. So, while the ledg
 - a lower sequence than the session's last is a late copy: it is refused;
 - the last sequence, known as committed, is a repeated append: it gets the same answer;
 - the last sequence, while another attempt of the append runs, is refused until that attempt has ended;
-- the last sequence, not known as committed, is admitted, as is a greater one.
+- the last sequence, not known as committed, is admitted, as is a greater sequence.
 
 A session may be unknown to the ledger because it was at another primary, or was forgotten. Its append is
-admitted if the append names this ledger, of this generation or the one before. Such an append began after
+admitted if the append names this ledger, in its present or last generation. Such an append began after
 the ledger got this name, and no session that appended since then has been forgotten. Any other append is
 refused, and the refusal names the ledger. A live client repeats its append with that name at once. A late
 copy never names a ledger that is younger than the copy.

@@ -566,7 +566,7 @@ class Pipeline:
         return local.spool
 
     async def close(self) -> None:
-        """End all requests. Once all turns have passed, wait for peers to end their streams, or cut them off.
+        """End all requests. Once all turns have passed, wait for peers to end their streams. Cut others off.
 
         Cancellation: streams are cut off at once.
         """

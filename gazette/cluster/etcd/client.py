@@ -287,8 +287,8 @@ class Etcd:
         Raise ``Unavailable`` if the stream breaks, or if etcd's member has lost its leader. Then watch again,
         from the last ``resume_revision`` of a response: the new watch uses the next endpoint.
 
-        Raise ``Compacted`` if ``start_revision`` is gone, ``NotAllowed``, or ``Broken`` if etcd cancels the
-        watch for another reason. Cancellation: the watch ends.
+        Raise ``Compacted`` if ``start_revision`` is gone, ``NotAllowed`` if etcd refuses the user, ``Broken``
+        if etcd cancels the watch for another reason. Cancellation: the watch ends.
         """
         begin, end = prefix_range(prefix)
         return watch(self._connection, begin, end, start_revision=start_revision, progress=progress)

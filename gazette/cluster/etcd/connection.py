@@ -201,7 +201,7 @@ class Connection:
             raise self._unavailable(operation, failure, repeatable) from failure.error.__cause__
 
     async def token(self, *, stale: str | None = None, timeout_s: float | None = None) -> str:
-        """Return the token to send; ``""`` without a user, or if etcd needs no token.
+        """Return the token to send; ``""`` if the settings have no user, or etcd needs no token.
 
         ``stale`` is a token that was refused. Raise ``NotAllowed`` if etcd refuses the user or the password,
         ``Unavailable`` if no token has come after ``timeout_s`` (None: the time in the settings).

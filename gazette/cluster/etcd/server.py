@@ -433,7 +433,7 @@ def _supports(binary: str, flag: str) -> bool:
 
 
 def _tail(path: Path, begin: int, size: int) -> str:
-    """Return the last ``size`` bytes of a file, but none before ``begin``; empty without the file."""
+    """Return the last ``size`` bytes of a file, but none before ``begin``; empty if the file is missing."""
     if not path.exists():
         return ""
     with path.open("rb") as file:

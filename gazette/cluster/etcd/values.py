@@ -116,7 +116,7 @@ class MemberStatus(msgspec.Struct, frozen=True):
     header: ResponseHeader
     version: str
     leader: int
-    """Member id of the leader, or 0 without a leader."""
+    """Member id of the leader, or 0 if there is no leader."""
     db_bytes: int
     errors: tuple[str, ...]
     """Alarms, such as NOSPACE."""

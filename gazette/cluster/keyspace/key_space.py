@@ -174,7 +174,7 @@ class KeySpace:
     def apply(self, responses: Sequence[WatchResponse]) -> None:
         """Take one step: apply the events of ``responses``, in their order, and call the observers.
 
-        Raise ``Broken`` (and change nothing) if a response cannot follow the applied ones.
+        Raise ``Broken`` (and change nothing) if a response cannot follow the applied responses.
         """
         header, resume = self.header, self._resume_revision
         for response in responses:

@@ -223,7 +223,7 @@ class GrpcServer:
         return True
 
     async def stop(self, grace_s: float) -> None:
-        """Take no more calls, let running ones end within ``grace_s``, then cancel them.
+        """Take no more calls. Let running calls end within ``grace_s``, then cancel them.
 
         Wait `FIRST_REQUEST_S` at most for the first bytes of undecided connections. For `_DRAIN_S` at most,
         still take calls that clients began before they learned of the stop.

@@ -28,8 +28,8 @@ class HeldMemory:
     """The memory that calls hold, at most ``most`` bytes together. Loop-bound.
 
     When little is left, a call may send less ahead of its handler. When nothing is left, the call that has
-    held messages longest gives them up. That is a call without progress: any other call holds nothing between
-    two messages, and then counts as a new holder.
+    held messages longest gives them up: it makes no progress. A call with progress holds nothing between two
+    messages, and then counts as a new holder.
     """
 
     __slots__ = ("_held", "_most", "_total")

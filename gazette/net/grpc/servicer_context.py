@@ -23,7 +23,7 @@ class ServicerContext:
 
     def __init__(self) -> None:
         self.ends_at: float | None = None
-        """Time of the loop at which the caller gives up; None without a limit."""
+        """Time of the loop at which the caller gives up; None: never."""
         self._trailing: Metadata = ()
         self._callbacks: list[Callable[[Any], None]] | None = []
         """Functions to call at the end of the call; None after that."""
@@ -38,20 +38,20 @@ class ServicerContext:
         return self.caller.address
 
     def auth_context(self) -> Mapping[str, list[bytes]]:
-        """Return the properties of the caller's certificate, by gRPC's names; empty without TLS."""
+        """Return the properties of the caller's certificate, by gRPC's names; empty for no certificate."""
         return self.caller.properties
 
     def peer_identity_key(self) -> str | None:
-        """Return the key in ``auth_context`` of the caller's identity; None without a certificate."""
+        """Return the key in ``auth_context`` of the caller's identity; None for no certificate."""
         return self.caller.identity_key
 
     def peer_identities(self) -> list[bytes] | None:
-        """Return the caller's identities; None without a certificate."""
+        """Return the caller's identities; None if the caller has no certificate."""
         key = self.caller.identity_key
         return None if key is None else self.caller.properties[key]
 
     def time_remaining(self) -> float | None:
-        """Return the seconds until the caller gives up; None without a limit."""
+        """Return the seconds until the caller gives up; None: never."""
         if self.ends_at is None:
             return None
         return max(0.0, self.ends_at - asyncio.get_running_loop().time())

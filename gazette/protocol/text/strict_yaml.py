@@ -276,8 +276,8 @@ _Dumper.add_representer(str, _represent_text)
 
 
 def entries(node: yaml.Node) -> dict[str, yaml.Node]:
-    """Return the values of a mapping by key, also merged ones. Raise ``Invalid`` for other nodes and repeated
-    keys."""
+    """Return the values of a mapping by key, including merged values. Raise ``Invalid`` for other nodes and
+    repeated keys."""
     if not isinstance(node, yaml.MappingNode):
         raise _invalid(node, "expected a mapping")
     return {name: value for name, (_, value) in _flattened(node).items()}
