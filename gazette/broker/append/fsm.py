@@ -430,7 +430,7 @@ class AppendFSM:
         return self._send_sync(now)
 
     def _check_suspension(self, seen: ev.ReadinessSeen) -> tuple[Effect, ...]:
-        """Change the suspension as the caller asks, or refuse the append, or go on to its content."""
+        """Change the suspension as the caller asks, or refuse the append, or go on to the content."""
         control, spec, index = self.terms.suspend, self._spec, seen.index
         end = self._spool_view.fragment.end
         if spec.suspend_level is SuspendLevel.NONE:

@@ -121,7 +121,7 @@ class SessionLedger:
         return self._unknown(self.name if tenure <= self._tenure else self._name_of(tenure))
 
     def ended(self, append: SessionAppend, attempt: object, commit: Fragment | None) -> None:
-        """Record that an admitted attempt has ended. ``commit`` is set if it has committed for certain."""
+        """Record that an admitted attempt has ended. ``commit`` is set if the append has surely committed."""
         last_append = self._newer.get(append.session) or self._older.get(append.session)
         if last_append is not None and last_append.attempt is attempt:
             last_append.attempt, last_append.commit = None, commit

@@ -1,8 +1,8 @@
 """A live, decoded mirror of all keys under one root in etcd.
 
-The mirror changes in steps. One step applies the events of a short time, and calls
-every observer, without yielding to the event loop. So readers see the mirror, and the state of its
-observers, at the same revision.
+The mirror changes in steps. One step applies all events that arrived within a short time, and calls every
+observer, without yielding to the event loop. So readers see the mirror, and the state of its observers, at
+the same revision.
 """
 
 from __future__ import annotations

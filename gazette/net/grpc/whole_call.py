@@ -216,7 +216,7 @@ class WholeCall:
         self.give_up(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
 
     def _end(self, code: grpc.StatusCode, *, gone: bool = False) -> None:
-        """Record that the call has ended. With ``gone``, its function has not ended it: call ``on_gone``."""
+        """Record that the call has ended. With ``gone``, tell the function of its method by ``on_gone``."""
         if not self.is_open:
             return
         self.is_open = False

@@ -32,8 +32,8 @@ class FragmentDecoder:
     of offset ``start``; then the digest is not checked. Raises ``Invalid`` for another ``start``. Pass
     ``verify`` False if the caller checks the digest.
 
-    With ``sums``, that pool computes the digest while decoding goes on. Decode in a thread of another pool: a
-    thread of the same pool would wait for itself.
+    The pool ``sums``, if given, computes the digest while decoding goes on. Decode in a thread of another
+    pool: a thread of the same pool would wait for itself.
     """
 
     def __init__(
