@@ -138,9 +138,9 @@ def _with_tenure(
 class KnownHead:
     """The known head of one replica's journal. Loop-bound.
 
-    ``offset`` is the head as last read. Between two writes of a primary, it may be below the acknowledged
-    offset: by one fragment, or more while etcd does not answer. The head is never above that offset. Methods
-    that wait for etcd raise ``Unavailable`` if etcd does not answer, ``NotAllowed`` if it refuses.
+    ``offset`` is the head as last read. The head is at most the acknowledged offset. Between two writes of a
+    primary, it may be lower: by one fragment, or more while etcd does not answer. Methods that wait for etcd
+    raise ``Unavailable`` if etcd does not answer, ``NotAllowed`` if etcd refuses.
     """
 
     def __init__(self, context: ReplicaContext, journal: JournalName, life: Revision) -> None:
@@ -308,7 +308,7 @@ class KnownHead:
     async def suspend(self, tenure: Revision, end: Offset, registers: LabelSet) -> None:
         """Record in etcd that nothing follows ``end``, where the journal has ``registers``.
 
-        Call it before the journal is suspended, while no append is under way. A suspended journal may lose
+        Call this before the journal is suspended, while no append is under way. A suspended journal may lose
         all replicas: the next primary takes the registers from the head. ``record_first_append`` opens the
         head again. Raise ``Conflict`` if a later primary has begun, or if the known head is beyond ``end``.
         """

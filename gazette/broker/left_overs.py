@@ -78,7 +78,7 @@ async def left_overs(
 
 
 def _first_fragments(store: BlobStore, journals: Sequence[JournalName]) -> dict[JournalName, str]:
-    """Return the path of a fragment below each journal that has one among its first objects."""
+    """Return the path of a fragment for each journal with a fragment among its first objects."""
     paths = {journal: _first_fragment(store, journal) for journal in journals}
     return {journal: path for journal, path in paths.items() if path}
 

@@ -274,7 +274,7 @@ class Replica:
     def all_acknowledged(self, end: Offset, registers: LabelSet) -> None:
         """Record that all replicas have acknowledged everything before ``end``, with ``registers`` there.
 
-        Until the known head names this tenure, none of its bytes are uploaded or shown to readers. Otherwise
+        Until the known head names this tenure, no bytes of the tenure are uploaded or shown to readers. Else
         the next primary might begin before these bytes: neither a listing nor the head would show them.
 
         Raise ``Unavailable`` unless the broker's lease is known to hold now: another broker may lead the

@@ -1,7 +1,7 @@
 """Stage 6 of the byte path: the bytes of one spool, in a local file without a name.
 
-A broker opens spool files by a `Disk`, and by nothing else. So a simulation or a test can give it a disk that
-is full, slow, or fails: to `BrokerService` (``disk=``), or to a `Spool`.
+A broker opens spool files only by a `Disk`. So a simulation or a test can give a disk that is full, slow, or
+fails, to `BrokerService` (``disk=``) or to a `Spool`.
 
 The file is unlinked as soon as it is open: it ends with the process, and leaves nothing to clean up. The file
 is never synced. Until the fragment is in a blob store, a commit is as durable as the brokers that hold it.

@@ -209,7 +209,7 @@ class SpoolState:
     def _take(
         self, proposal: Proposal, pending_sum: Callable[[], bytes], now: float
     ) -> Committed | RolledBack | Mismatched:
-        """Commit or roll back the pending bytes, as the proposal says. If it does not fit, change nothing."""
+        """Commit or roll back the pending bytes, as the proposal says. Change nothing if it does not fit."""
         if self.fragment == proposal.fragment and self.registers == proposal.registers:
             return self.roll_back()  # To propose the committed fragment means to roll back.
         if (

@@ -44,8 +44,8 @@ SHARED_BYTES: Final = 1 << 25
 _GRANT_BYTES_MIN: Final = CONNECTION_BYTES // 4
 """Least number of bytes by which the window of the connection is opened at a time."""
 _GRANT_S: Final = 5.0
-"""Seconds after which the window of the connection is opened by fewer bytes. On a slow link, only this tells
-a peer that this side lives: a PING of the peer waits behind all content that is on its way."""
+"""Seconds after which the window of the connection is opened by fewer bytes. On a slow link, only these
+updates tell a peer that this side lives: a PING of the peer waits behind all content that is on its way."""
 STREAMS_MAX: Final = 2_000
 """Greatest number of streams of a connection whose handlers run, unless a server has another limit."""
 BEGIN_WORK: Final = 4
@@ -85,7 +85,7 @@ class StreamListener(Protocol):
         """Send more, within this call. Called once after a ``send`` that did not take everything.
 
         Do not leave this to a task. The connection calls the next listener if room is left after this call:
-        with tasks it would call all of them, although the first one takes the room.
+        with tasks, it would call all listeners, although the first listener takes the room.
         """
         ...
 
@@ -150,7 +150,7 @@ class Http2Stream:
             connection._end_local(self)
 
     def send(self, content: memoryview, *, ended: bool) -> int:
-        """Send as much as may be sent now, and return how many bytes. ``ended``: the last byte ends the
+        """Send as many bytes as may be sent now. Return their number. ``ended``: the last byte ends the
         stream. If less than all was sent, ``on_room`` follows. Raise ``Closed`` if this side has ended."""
         if self.local_ended:
             raise Closed("the stream has ended")
@@ -197,8 +197,8 @@ class Http2Stream:
     def answer(self, head: bytes, content: bytes, trailers: bytes) -> bool:
         """Send a whole answer: head, content and trailers.
 
-        Send nothing and return False if it must wait, has no content, needs several frames for a part, or if
-        this side has ended.
+        Send nothing and return False if the answer must wait, has no content, or needs several frames for a
+        part, or if this side has ended.
         """
         connection, length, id = self.connection, len(content), self.id
         limit = min(connection._frame_bytes, self.window, connection._window)
@@ -654,7 +654,7 @@ class Http2Connection:
     # Headers.
 
     def _on_headers(self, flags: int, number: int, payload: bytes) -> None:
-        """Begin a header block, and handle it if it is complete. Raise a connection's or stream's fault."""
+        """Begin a header block, and handle a complete one. Raise ``ConnectionFault`` or ``StreamFault``."""
         if not number:
             raise ConnectionFault(FaultCode.PROTOCOL_ERROR, "HEADERS has no stream")
         block = fr.without_padding(payload, flags)
@@ -680,8 +680,8 @@ class Http2Connection:
             self._end_block()
 
     def _end_block(self, *, depends_on_itself: bool = False) -> None:
-        """Handle a header block of which all frames have arrived. Raise a fault of the connection, or of the
-        stream."""
+        """Handle a header block of which all frames have arrived. Raise ``ConnectionFault`` or
+        ``StreamFault``."""
         number, flags = self._block_of, self._block_flags
         block = self._block[0] if len(self._block) == 1 else b"".join(self._block)
         self._block, self._block_of = [], 0

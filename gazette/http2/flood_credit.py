@@ -13,7 +13,7 @@ from typing import Final
 from gazette.http2.frames import ConnectionFault, FaultCode
 
 CREDIT_MAX: Final = 24_000
-"""Enough for a client that begins as many calls as a connection permits, and cancels all at once."""
+"""Enough for a client that begins as many calls as a connection permits, and cancels all calls at once."""
 CREDIT_PER_S: Final = 1_000
 BYTES_PER_CREDIT: Final = 64
 

@@ -1,9 +1,9 @@
 """A gRPC channel over our own HTTP/2, with the methods and states of `grpc.aio.Channel`.
 
 A channel connects for the first call. If a connection is lost, or its server drains it, the next call makes
-another one. After a failed attempt the channel waits before the next attempt, and calls fail meanwhile. Of
-connections in a row that soon end without an answered call, each but the first counts as a failed attempt.
-For each connection, the channel resolves the host and reads the files of TLS.
+another one. After a failed attempt the channel waits before the next attempt, and calls fail meanwhile. If
+connections in a row soon end without an answered call, each but the first counts as a failed attempt. For
+each connection, the channel resolves the host and reads the files of TLS.
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ class Http2Channel:
 
     def start(self, call: ClientCall) -> None:
         """Open the stream of a call, now or once there is room. During the wait after a failed attempt to
-        connect, fail the call, unless it is to wait for a connection."""
+        connect, fail the call, unless it has ``wait_for_ready``."""
         self._calls[call] = None
         connection = self._connection
         if connection is not None and connection.has_room and not self._waiting:

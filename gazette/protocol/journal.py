@@ -348,7 +348,7 @@ def _duration_data(nanos: int) -> NamedInt:
 
 def _try_postfix(text: str) -> None:
     # Evaluate the template with an empty and with a full context. So an invalid layout, such as one with a
-    # space, is found when the specification is applied. Later, no fragment could be stored with it.
+    # space, is found when the specification is applied, and not when a fragment is stored.
     template = postfix_template.parse(text)
     for context in (_ZERO_CONTEXT, _FULL_CONTEXT):
         template.evaluate(context)

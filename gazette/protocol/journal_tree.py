@@ -177,7 +177,7 @@ def extract_tree(nodes: Iterable[JournalNode]) -> JournalNode:
 
 
 def _extract(nodes: Sequence[JournalNode]) -> JournalNode:
-    """Return sorted nodes as one tree. Begin a child where neighbours share only the path of all nodes."""
+    """Return sorted nodes as one tree. Begin a child where neighbours share no more path than all nodes."""
     if len(nodes) == 1:
         return nodes[0]
     lengths = [

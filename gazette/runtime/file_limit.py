@@ -20,8 +20,8 @@ _DEBUG_MAX: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """Connections that each port accepts at one time. Unless the process may open very few files, they leave
-    more than half of the files to etcd, peers, spools and stores."""
+    """Connections that each port accepts at one time. Unless the process may open very few files, more than
+    half of the files are left for etcd, peers, spools and stores."""
 
     grpc: int
     http: int

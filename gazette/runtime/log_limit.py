@@ -40,7 +40,7 @@ class OncePerMinute(logging.Filter):
     """A filter of ``handler``. Any thread.
 
     The last line of a minute is written when the minute ends, if the first line that was left out came from a
-    thread with a running event loop. Otherwise the next line of the cause counts all of them in ``left_out``.
+    thread with a running event loop. Otherwise ``left_out`` of the cause's next line counts all these lines.
     ``later`` replaces the loop's timer, for tests.
     """
 

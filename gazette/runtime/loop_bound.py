@@ -1,7 +1,7 @@
 """Marks of objects that work in one process only, on one event loop only, or until their owner closes them.
 
-Any other use raises an error that names the object. A child that `os.fork` makes has no threads, event loops
-and connections of its parent.
+Any other use raises an error that names the object. A child that `os.fork` makes has none of its parent's
+threads, event loops and connections.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Stage 8 of the byte path: calls to one blob store, in threads of its own.
 
 A thread cannot be interrupted, so a store that never answers keeps the threads that call it. Therefore each
-store has its own threads: a bounded number, which are started when needed. While all of them hang, new calls
-fail at once. Calls are accepted again as soon as one thread has returned.
+store has its own threads: a bounded number, which are started when needed. While all its threads hang, new
+calls fail at once. Calls are accepted again as soon as one thread has returned.
 
 A call *hangs* if it has waited for its store for ``hung_after_s`` seconds without progress. A store makes
 progress when it takes or gives bytes, and with each object of a listing. Time that a call spends elsewhere,

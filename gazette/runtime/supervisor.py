@@ -5,7 +5,7 @@ the same program with its own id and ports (nothing is forked once gRPC has star
 process is a separate member: the allocator spreads work over the members of a host as over hosts.
 
 The supervisor does no other work. It passes SIGTERM and SIGINT on, waits for all workers, and exits with 0
-only if all of them did. If a worker ends without a signal, it is not restarted. All other workers are stopped
+only if all workers did. If a worker ends without a signal, it is not restarted. All other workers are stopped
 gracefully, and the exit code is not 0. So the manager of *this* process (Kubernetes, systemd) sees the
 failure and decides. If the supervisor itself is killed, Linux sends SIGTERM to its workers.
 """

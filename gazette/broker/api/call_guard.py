@@ -59,9 +59,9 @@ def code_of_caller(error: grpc.aio.AioRpcError) -> grpc.StatusCode:
 def passed_on(error: grpc.aio.AioRpcError) -> tuple[grpc.StatusCode, str]:
     """Return the code and details with which to end a call that another broker has failed.
 
-    If that broker refused rights, it refused this broker's token: this broker has accepted the caller's
-    token. Return UNAVAILABLE for such a refusal. With the code of the refusal, clients would give up, as if
-    their own token was refused.
+    If that broker refused rights, it refused the token of this broker, which has accepted the caller's token.
+    Return UNAVAILABLE for such a refusal. With the code of the refusal, clients would give up, as if their
+    own token was refused.
     """
     details = error.details() or ""
     if error.code() in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):

@@ -83,7 +83,7 @@ class ReplicateApi:
         call: Any,
         outcome: CountedOutcome,
     ) -> None:
-        """Wait for the spool, apply the primary's messages to it, and give it back at the end. Without a
+        """Wait for the spool, apply the primary's messages to it, and give it back at the end. If there is no
         spool to wait for, answer once, with the status that says why."""
         opening = await anext(requests, None)
         if opening is None:
@@ -315,7 +315,7 @@ class _RouteWatch:
         still names this broker: the primary cannot see the stop.
 
         The route may stay while the replica is replaced, because this broker was assigned again. Raise
-        ``Moved`` for a replaced replica, too: readers would miss the bytes that it still gets.
+        ``Moved`` then, too: readers would miss the bytes that the former replica still gets.
         """
         clock = self._context.clock
         try:

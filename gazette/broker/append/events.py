@@ -1,8 +1,8 @@
 """The parts of an append: its terms, the events it receives, the effects it asks for, its outcome.
 
 `broker/append/fsm` decides about events, and `broker/commit/driver` performs the effects. All parts are
-values. One append creates about thirty. So they are structs: to create a frozen dataclass takes nine times as
-long. Offsets are in bytes of the journal; times are Unix seconds.
+values. One append creates about thirty values, so they are structs: to create a frozen dataclass takes nine
+times as long. Offsets are in bytes of the journal; times are Unix seconds.
 """
 
 from __future__ import annotations
@@ -300,8 +300,8 @@ Event: TypeAlias = (
 )
 
 
-# Effects. Some effects report an event when they succeed: such an effect is the last one of its step. The
-# others report only a failure. After a failure, the remaining effects of the step are dropped.
+# Effects. Some effects report an event when they succeed: such an effect is the last of its step. All other
+# effects report only a failure. After a failure, the remaining effects of the step are dropped.
 
 
 class Resolve(msgspec.Struct, frozen=True):

@@ -267,10 +267,10 @@ class AppendFSM:
         return spool_fragment.length > 0 and proposal.begin != spool_fragment.begin
 
     def _on_sync_answered(self, event: ev.SyncAnswered) -> tuple[Effect, ...]:
-        """Go on if all peers agree. Otherwise make the proposal that the answers demand, or resolve a later
-        route.
+        """Go on if all peers agree. Otherwise propose again, as the answers demand, or resolve a later route.
 
-        Fail after `SYNC_ROUNDS_MAX` proposals, without an answer, or for one that no correct replica gives.
+        Fail after `SYNC_ROUNDS_MAX` proposals, if a peer has not answered, or for an answer that no correct
+        replica gives.
         """
         try:
             verdict = judge_sync(

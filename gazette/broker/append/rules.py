@@ -39,7 +39,7 @@ class SyncVerdict:
 def judge_sync(
     answers: Iterable[PeerAnswer], resolution: Resolved, ours: Fragment, error: GazetteError | None
 ) -> SyncVerdict:
-    """Judge the answers to the proposal of ``ours``. ``error`` is of a peer that did not answer, if any.
+    """Judge the answers to the proposal of ``ours``. ``error``: why a peer did not answer (None: all did).
 
     A later route, which this broker does not know yet, outweighs all else: the peers of that route will be
     asked. Without a later route, raise ``error``, or ``Broken`` for an answer that no correct replica gives.

@@ -1,6 +1,6 @@
 """A primary's memory of append sessions, by which it refuses late copies of their appends.
 
-A session begins an append when the one before has succeeded. So, while the ledger is complete:
+A session begins an append when its last append has succeeded. So, while the ledger is complete:
 
 - a lower sequence than the session's last is a late copy: it is refused;
 - the last sequence, known as committed, is a repeated append: it gets the same answer;
@@ -75,7 +75,7 @@ class SessionLedger:
         """Judge an attempt of an append by the primary of ``tenure``. Remember an attempt that is admitted.
 
         A tenure later than the ledger's begins the ledger again. An attempt of an earlier tenure is refused.
-        Call ``ended`` when the attempt has ended. Before, the attempt may be judged again.
+        Call ``ended`` when the attempt has ended. Until then, the attempt may be judged again.
         """
         if tenure > self._tenure:
             self._tenure, self._generation = tenure, 1

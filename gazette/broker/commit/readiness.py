@@ -101,7 +101,7 @@ class ReadinessWatch:
         """Return the monotonic time until which this append waits for a store that ``ails``; 0 if the store
         works. A store that works also ends the wait of the whole line.
 
-        Count the wait from the append's arrival, or from the line's first wait for the store: the later time.
+        Count from the append's arrival, or from the line's first wait for the store, whichever is later.
         """
         if not ails:
             line.store_ails_since = None

@@ -450,8 +450,8 @@ class Pipeline:
             await await_shared(self.last_turn)
 
     async def gather_sync(self) -> tuple[tuple[PeerAnswer, ...], GazetteError | None]:
-        """Return the answers of peers to a ``sync``, and the first failure, or None: of a peer without an
-        answer, or of a lease that may have ended. Call this in the turn of the append.
+        """Return the answers of peers to a ``sync``, and the first error: of a peer that did not answer, or
+        of a lease that may have ended; None for no error. Call this in the turn of the append.
 
         Cancellation: the pipeline is broken.
         """
@@ -529,7 +529,7 @@ class Pipeline:
             self._gathering = False
 
     def _take_acks(self) -> bool:
-        """Take the next answer of each peer, as ``gather_acks`` does. If one has not arrived, take none, and
+        """Take the next answer of each peer, as ``gather_acks`` does. If an answer is missing, take none, and
         return False. Raise the error of a peer that failed or refused, or of ``on_acknowledged``."""
         if self._failure is not None:
             raise self._failure

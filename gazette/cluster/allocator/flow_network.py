@@ -17,10 +17,10 @@ express the wishes, and each cost outweighs all that follow:
 
 5. an even spread over zones.
 
-A member's limit is a capacity. *How much* must a cost be to outweigh all lower levels? Two flows differ by a
-set of simple cycles, which pass every item and member at most once. So a cost must exceed what one such cycle
-can gain in all lower levels. That gain depends on the number of members, not of items. Then the cheapest flow
-is the best one by each level in turn.
+A member's limit is a capacity. *How high* must a cost be to outweigh all lower levels? Two flows differ by a
+set of simple cycles, which pass every item and member at most once. So a cost must exceed the gain of one
+cycle in all lower levels. That gain depends on the number of members, not of items. Then the cheapest flow is
+the best one by each level in turn.
 """
 
 from __future__ import annotations

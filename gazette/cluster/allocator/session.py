@@ -94,7 +94,7 @@ class MemberSession:
                 )
                 break
             except Unavailable as error:
-                # ``run`` ends the process if this lasts for longer than the lease.
+                # ``run`` ends the process if etcd fails for longer than the lease.
                 log.warning(
                     "retrying to announce that %(key)s is exiting: %(error)s",
                     {"key": self.key, "error": error},

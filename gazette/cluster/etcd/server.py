@@ -326,8 +326,8 @@ class EtcdServer:
                 continue
 
     def _command(self, binary: str) -> list[str]:
-        # The name of a socket must look like a host and a port. etcd creates it as a file in its working
-        # directory. Only this member uses its peer address, so that is a socket, too.
+        # The name of a socket must look like a host and a port. etcd creates the socket as a file in its
+        # working directory. Only this member uses its peer address, so this address is a socket, too.
         listen = f"unix://{_SOCKET}" if self._scheme == "unix" else self.endpoint
         peer = "unix://peer.sock:0"
         command = [

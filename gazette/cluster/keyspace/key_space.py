@@ -105,7 +105,7 @@ class KeySpace:
     async def load(self, etcd: Etcd, revision: int = 0) -> None:
         """Replace the mirror by the keys of etcd at ``revision`` (0: now), and call the observers.
 
-        Raise ``Unavailable`` if etcd does not answer, ``Compacted`` or ``NotYet`` if it does not have
+        Raise ``Unavailable`` if etcd does not answer, ``Compacted`` or ``NotYet`` if etcd does not have
         ``revision``. After an error or a cancellation the mirror is as it was.
         """
         loaded = await etcd.range(self._prefix, revision=revision)
@@ -258,7 +258,7 @@ class KeySpace:
 
     async def _reload(self, etcd: Etcd) -> None:
         """Load the mirror again, since etcd has compacted the revision to resume from. If etcd does not
-        answer, change nothing. Raise ``Broken`` if its revision went back, or it is another cluster."""
+        answer, change nothing. Raise ``Broken`` if etcd's revision went back, or etcd is another cluster."""
         try:
             loaded = await etcd.range(self._prefix)
         except (Unavailable, Compacted) as error:

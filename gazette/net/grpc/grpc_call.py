@@ -250,7 +250,7 @@ class GrpcCall(ServicerContext):
     ) -> None:
         """Call ``handle`` with each further request, in order. Return at the end of the requests.
 
-        ``handle`` is called as soon as a request arrives. If it returns a coroutine, the coroutine is awaited
+        ``handle`` is called as soon as a request arrives. A coroutine that ``handle`` returns is awaited
         before the next request. ``bound`` wraps each wait for requests. Errors of ``read``, ``handle`` and
         ``bound`` end this method. Cancellation cancels the coroutine that ``handle`` has returned.
         """

@@ -379,7 +379,7 @@ class GrpcServer:
     def begin_calls(self) -> None:
         """Serve the calls that the last reads of sockets have completed. Give long calls to tasks.
 
-        While calls are traced, give all to tasks. Incomplete calls have `GATHER_S` to get complete.
+        While calls are traced, give all to tasks. Incomplete calls have `GATHER_S` to become complete.
         """
         if not self._fresh:
             return

@@ -1,6 +1,6 @@
 """Streams of a server that wait for their callers: each occupies a place, and nothing is done for it.
 
-They are calls whose first message has not arrived, and requests that were refused and have not ended.
+These are calls whose first message has not arrived, and requests that were refused and have not ended.
 """
 
 from __future__ import annotations
