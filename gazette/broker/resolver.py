@@ -118,7 +118,7 @@ class Resolution:
 
     @cached_property
     def resume_at(self) -> Offset:
-        """The offset from which the journal goes on, as its specification says; 0 if there is none."""
+        """The offset from which the journal goes on, as its specification says; 0 for no specification."""
         return 0 if self.spec is None else resume_offset(self.spec)
 
     @property

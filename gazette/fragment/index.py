@@ -108,12 +108,12 @@ class Index:
 
     @property
     def begin_offset(self) -> Offset:
-        """Begin of the first fragment, shown to readers or not; zero if there is none."""
+        """Begin of the first fragment, shown to readers or not; zero for no fragment."""
         return self._hidden[0].begin if self._hidden and not len(self._set) else self._set.begin
 
     @property
     def end_offset(self) -> Offset:
-        """End of the last fragment, shown to readers or not; zero if there is none."""
+        """End of the last fragment, shown to readers or not; zero for no fragment."""
         return max(self._set.end, self._hidden[-1].end if self._hidden else 0)
 
     @property

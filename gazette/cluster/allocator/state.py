@@ -171,7 +171,7 @@ class State:
 
     @property
     def leader(self) -> DecodedKV | None:
-        """The oldest member; None if there is none. A member that lost its key and came back is the
+        """The oldest member, or None if no member exists. A member that lost its key and came back is the
         youngest."""
         return min(self.members, key=lambda kv: kv.raw.create_revision, default=None)
 
