@@ -248,7 +248,7 @@ class ActiveStore:
     def set_health(
         self, error: str | None, *, began: float = -math.inf, final: bool = False
     ) -> None:
-        """Record the result of a check. ``began`` is the monotonic time. ``final``: no check follows."""
+        """Record the result of a check that began at ``began`` (monotonic). ``final``: no check follows."""
         self._health = HealthStatus(error, self._health.checks + 1, began)
         self._final = final
         changed, self._changed = self._changed, asyncio.Event()

@@ -34,7 +34,7 @@ _KNOWN_MAX: Final = 64
 _KNOWN_BYTES_MAX: Final = 1 << 10
 """Greatest number, and greatest length in bytes, of blocks whose fields are kept."""
 _UPDATE: Final = 0x20
-"""Least first byte of a change of the table's size (RFC 7541, 6.3). Fields begin from twice this value on."""
+"""A first byte from this value on, and below twice this value, changes the table's size (RFC 7541, 6.3)."""
 _UPDATES_MAX: Final = 2
 """Greatest number of table sizes in a block: least since the last block, and present (RFC 7541, 4.2)."""
 

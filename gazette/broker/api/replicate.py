@@ -46,7 +46,7 @@ from gazette.protocol.status import Status
 from gazette.runtime.tasks import TaskScope
 
 _STOPPING_GRACE_S: Final = 1.0
-"""Seconds that the present append gets to end when this broker stops serving. Nothing else waits so long."""
+"""Seconds that the present append gets to end when this broker stops serving. They delay only the stop."""
 _GRACES_PER_TIMEOUT: Final = 3
 """An idle stream of an old route is ended after ``peer_timeout_s`` divided by this number, in seconds.
 

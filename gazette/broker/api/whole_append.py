@@ -274,7 +274,7 @@ class WholeAppend:
             self.line.leave(self.small)
 
     def _resolved(self) -> Resolution | None:
-        """Return the journal's present resolution; None if ``line`` is of a former replica."""
+        """Return the journal's present resolution; None unless ``line`` belongs to the replica here now."""
         resolver, append_call = self._context.resolver, self._append_call
         if not resolver.is_present(self._resolution):
             try:
