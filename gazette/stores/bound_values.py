@@ -17,7 +17,7 @@ from gazette.message.value_parts import key_step, shown
 Parameters: TypeAlias = Sequence[Any] | Mapping[str, Any]
 
 KEPT: Final = frozenset({int, str, bytes, bool, type(None)})
-"""Classes whose values SQLite keeps exactly, or whose refusal is one of `REFUSALS`."""
+"""Classes of the values that SQLite keeps exactly, or refuses with one of `REFUSALS`."""
 REFUSALS: Final = (BufferError, OverflowError, TypeError, UnicodeEncodeError)
 """Errors by which drivers refuse a value. Functions of an application may raise them too."""
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")

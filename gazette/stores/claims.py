@@ -8,8 +8,8 @@ the database must refuse a late attempt:
 - Each attempt *claims* the state with that fence. Its transaction first locks the row and requires the
   same fence, and at the end increments the fence. A live owner also increments the fence, before
   it reads anything. So an attempt cannot change a state that a shard has opened since the look.
-- The same transaction leaves a *mark* with the run's token. By the mark, another attempt or a resumed
-  run recognizes its own state. A checkpoint would not prove that: a shard that has consumed the whole
+- The same transaction leaves a *mark* with the run's token. By the mark, another attempt or a resumed run
+  recognizes its own state. A checkpoint would not identify the run: a shard that has consumed the whole
   history has the same checkpoint.
 """
 
@@ -33,7 +33,7 @@ class BackfillClaim:
 
 @dataclass(frozen=True, slots=True)
 class HeldState:
-    """What a database holds of one shard."""
+    """Fence, checkpoint and mark that a database holds of one shard."""
 
     fence: int = 0
     checkpoint: Checkpoint = Checkpoint()
@@ -53,19 +53,19 @@ class HeldState:
 
 @runtime_checkable
 class Claimable(Protocol):
-    """The methods that backfills call of a store in a database. Both methods block."""
+    """Methods of a store in a database, which backfills call. Both block."""
 
     def held(self, shard: Shard) -> HeldState:
-        """Return what the database holds, and change nothing. Raise ``Unavailable`` without an answer."""
+        """Return the shard's rows, and change nothing. Raise ``Unavailable`` if the database is silent."""
         ...
 
     def claim(self, shard: Shard, claim: BackfillClaim) -> HeldState:
-        """Make the next transaction one of a backfill. Call this instead of ``restore_checkpoint``.
+        """Make the next transaction write a backfill's state. Call this instead of ``restore_checkpoint``.
 
-        Return what the database holds. If this run has written that state (`HeldState.is_of`), write nothing.
-        The commit adds the ``ack_intents`` of the replaced checkpoint to those of the new one.
+        Return what the database holds. If `HeldState.is_of` says that this run wrote it, write nothing. The
+        commit adds the ``ack_intents`` of the replaced checkpoint to those of the new one.
 
-        Raise ``Fenced`` if another owner has opened the state since the claim's fence was read. The
-        first statement of the transaction, and its commit, raise ``Fenced``, too: nothing has changed then.
+        Raise ``Fenced`` if another owner has opened the state since the claim's fence was read. The first
+        statement of the transaction, and its commit, raise ``Fenced``, too, and change nothing.
         """
         ...

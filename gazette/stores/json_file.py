@@ -68,7 +68,7 @@ class JSONFileStore(Store, Generic[StateT]):
         self._directory = recorder.directory
         self._lock = threading.Lock()
         self._thread: int | None = threading.get_ident()
-        """The shard's thread. None: this is a view, without one."""
+        """The shard's thread; None for a view, which has no such thread."""
         self._checkpoint = Checkpoint()
         self._timers: MemoryTimers | None = None
         self._encoding: ValueEncoding[StateT] = ValueEncoding(state_type, "state_type")
@@ -214,7 +214,7 @@ def _maker_of(state_type: Any, new_state: Any) -> Callable[[], Any]:
 
 
 class _JSONFileView(StateView):
-    """A view that reads the whole state each time, as each commit writes it."""
+    """A view that reads the whole file after each commit, since each commit writes the whole file."""
 
     def __init__(self, open_reader: Callable[[PlayedFiles], Any]) -> None:
         self._open_reader = open_reader

@@ -66,7 +66,7 @@ class BuiltState:
     sha256: str
     checkpoint: Checkpoint
     messages: int = 0
-    """Number of messages from which the state was built; of rows of a fold, if only their number is known."""
+    """Number of messages from which the state was built. If it is unknown, the number of a fold's rows."""
     facts: dict[str, Any] = field(default_factory=dict)
     """``verified``: a replay gave the same state. ``found``: the database had the state already."""
 
@@ -188,8 +188,8 @@ class OfflineShard(WithTimers):
         """Let the application set timers, if it defines ``on_timer``. For the errors see `open_timers`."""
         assert self._application is not None
         self._clock = _MessageTime()
-        # Messages come in the order of publication. If that is also their time, the watermark waits for no
-        # source. Sources with declared times wait for each other, as on a shard.
+        # Messages come in the order of publication. Without declared times, this is the order of their times:
+        # the watermark waits for no source. Sources with declared times wait for each other, as on a shard.
         sources = None if declared_times(self._application, self) else ()
         self.timers = open_timers(self._application, self, store, self._clock, sources)
         if self.timers is not None:
@@ -197,7 +197,7 @@ class OfflineShard(WithTimers):
 
     @property
     def now(self) -> datetime:
-        """Processing time: the greatest time of the messages so far, in UTC. None so far: ``NotAllowed``."""
+        """Processing time: the greatest time of the messages so far, in UTC. ``NotAllowed`` before any."""
         if not self._clock.seconds:
             raise NotAllowed(
                 "the processing time of a build is that of its messages, and none was read",
@@ -223,7 +223,7 @@ class OfflineShard(WithTimers):
     def commits_on_the_way(self) -> bool:
         """True if ``commit`` may be called before the state is finished.
 
-        Then there is a recovery log. Without one, every commit would take effect at once.
+        This needs a recovery log. Without a log, every commit would take effect at once.
         """
         return bool(self._spec.recovery_log)
 

@@ -53,7 +53,7 @@ def ending_words(sql: str, dialect: str) -> str | None:
 
 def _statements(sql: str, dialect: str) -> Iterator[list[str]]:
     """Yield the first words of each statement, in capitals. A semicolon in the body of a function or trigger
-    ends no statement: ``depth`` counts what BEGIN and CASE have opened there."""
+    ends no statement: ``depth`` counts the open BEGIN and CASE there."""
     words: list[str] = []
     has_body, depth = False, 0
     for group, text in _tokens(sql, dialect):

@@ -17,7 +17,7 @@ from gazette.stores.rocksdb.write_buffer import Pending
 
 _DELETION, _VALUE, _LOG_DATA, _SINGLE_DELETION, _NOOP, _RANGE_DELETION = 0, 1, 3, 7, 13, 15
 _OF_FAMILY: Final = {4: _DELETION, 5: _VALUE, 8: _SINGLE_DELETION, 14: _RANGE_DELETION}
-"""Tags of writes to other families than the default one, with the tags of these writes to the default one."""
+"""By tag of a write to a numbered family: the tag of the same write to the default family."""
 
 
 class Layer:

@@ -121,7 +121,7 @@ class FollowedRocksDB:
 
     def _follow_tables(self, files: PlayedFiles) -> None:
         """Take over and open the tables if the manifest has changed. Raise ``Corrupt`` if the manifest does
-        not fit them."""
+        not fit the tables."""
         current = files.paths[_CURRENT].read_text(errors="replace").strip()
         source = files.paths.get(current)
         if source is None:

@@ -80,13 +80,13 @@ class Manifest:
     first_wals: dict[int, int] = field(default_factory=dict)
     """For each family, the number of the first WAL with writes that its tables may lack.
 
-    Do not read older WALs. Such a WAL may still exist although a newer WAL is gone, which had later writes to
-    the same keys.
+    Do not read older WALs. An older WAL may remain after a newer one, with later writes to the same keys, is
+    gone.
     """
 
     @classmethod
     def of(cls, data: bytes) -> Manifest:
-        """Read a manifest. Raise ``Corrupt`` for damage, ``NotAllowed`` for edits of another RocksDB."""
+        """Read a manifest. Raise ``Corrupt`` for damage, ``NotAllowed`` for an unknown kind of edit."""
         manifest = cls()
         for record, _ in records(data, 0):
             manifest._apply(RecordReader(record))

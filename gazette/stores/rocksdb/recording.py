@@ -47,7 +47,7 @@ SMALL: Final = re.compile(r"CURRENT|OPTIONS-\d+|rocksdict-config\.json")
 PIECE: Final = 4 << 20
 """Bytes of a table in one append."""
 SYNC_ATTEMPTS: Final = 10_000
-"""Greatest number of attempts to gather files while the manifest does not change. Load needs a few."""
+"""Greatest number of attempts to gather files while the manifest is the same. Under load, some fail."""
 HORIZON_SLACK: Final = 32 << 20
 """Files are recorded again once a recovery would read more than 1.5 times the live files plus these bytes.
 
@@ -176,8 +176,8 @@ class RocksDBRecording:
         """Record the writes since the last call, as one append after ``wait_for``. Return its future, and do
         not wait for the log. New tables are recorded before, in appends of their own.
 
-        Raise ``Broken`` if RocksDB keeps changing its files, or has tables elsewhere. Errors of the recorder
-        reach the caller.
+        Raise ``Broken`` if RocksDB keeps changing its files, or has tables outside the directory. Errors of
+        the recorder reach the caller.
         """
         self._logged = 0
         if self._sample is not None and not self._is_gone and self._look() == self._sample:
@@ -233,7 +233,7 @@ class RocksDBRecording:
     def _sync(
         self, wait_for: Collection[OpFuture[Any]], *, everything: bool = False
     ) -> OpFuture[Any]:
-        """Record all files as of one moment. Raise ``Broken`` if they keep changing, or are elsewhere."""
+        """Record all files as of one moment. Raise ``Broken`` if files keep changing, or are elsewhere."""
         self.syncs += 1
         self._is_gone = False
         for _ in range(SYNC_ATTEMPTS):
@@ -394,7 +394,7 @@ class RocksDBRecording:
     def _bound_horizon(self) -> None:
         """Record the oldest file again, in pieces, while a recovery would read too much of the log.
 
-        RocksDB may keep a table for years. The local file does not change.
+        RocksDB may keep a table for years, and the log could not be pruned. The local file does not change.
         """
         recorder = self._recorder
         if recorder.horizon_bytes <= self._horizon_slack:
@@ -408,7 +408,7 @@ class RocksDBRecording:
             room -= max(copied, 4096)  # Bound the number of appends, too.
 
     def _copy_some(self, limit: int) -> int:
-        """Record a part of the oldest file again. Return its number of bytes; 0 to try later. Raise
+        """Record a part of the oldest file again. Return the size of the part in bytes; 0 to try later. Raise
         ``Broken`` if the file shrank."""
         copy = self._copy
         if copy is None:

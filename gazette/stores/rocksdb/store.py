@@ -93,8 +93,8 @@ class RocksDBStore(Store):
 
         ``options`` are those of the default family. A family without options gets those of the last opening,
         or else the defaults. A commit is written in batches of about ``batch_bytes``. No other thread of the
-        process runs while a batch is written. Raise ``Invalid`` for wrong options, without the package, and
-        if the log has another store. Raise ``Corrupt`` for damaged files. For other errors of RocksDB see
+        process runs while a batch is written. Raise ``Invalid`` for wrong options, if the package is missing,
+        and if the log has another store. Raise ``Corrupt`` for damaged files. For other errors of RocksDB see
         `native_errors`.
         """
         if recorder is None:
@@ -199,17 +199,17 @@ class RocksDBStore(Store):
         return value
 
     def put(self, key: bytes, value: bytes, *, column_family: str = DEFAULT) -> None:
-        """Set a key. Raise ``Invalid`` for a reserved key, and as `get`. The value must be bytes, too."""
+        """Set a key. Raise as `get`, and ``Invalid`` for a reserved key, or a value that is not bytes."""
         require_writable(key, value, column_family == DEFAULT)
         self._pending_of(column_family).set(key, value)
 
     def delete(self, key: bytes, *, column_family: str = DEFAULT) -> None:
-        """Remove a key, if it exists. Raise ``Invalid`` for a reserved key, and as `get`."""
+        """Remove a key, if it exists. Raise as `get`, and ``Invalid`` for a reserved key."""
         require_writable(key, b"", column_family == DEFAULT)
         self._pending_of(column_family).set(key, None)
 
     def delete_range(self, begin: bytes, end: bytes, *, column_family: str = DEFAULT) -> None:
-        """Remove keys from ``begin`` up to, and without, ``end``, but no reserved ones. Raise as `get`."""
+        """Remove keys from ``begin`` up to, but without, ``end``. Keep reserved keys. Raise as `get`."""
         require_bytes(begin=begin, end=end)
         pending = self._pending_of(column_family)
         if begin >= end:
@@ -232,7 +232,7 @@ class RocksDBStore(Store):
     ) -> Iterator[tuple[bytes, bytes]]:
         """Yield (key, value) of keys with ``prefix``, from ``begin`` up to ``end``, in order or ``reverse``.
 
-        The content is that of the running transaction at this call. After the commit, it is undefined. Raise
+        The content is as of this call in the running transaction, and undefined after the commit. Raise
         ``Invalid`` as `get`. Each step raises ``Closed`` after `destroy`, and ``Corrupt`` for a damaged file.
         """
         pending = self._pending_of(column_family)
@@ -394,7 +394,7 @@ class RocksDBStore(Store):
         size = 0
         for family, pending in self._pending.items():
             handle = self._handles.get(family)
-            # Write ranges first: a key in `values` was set after the deletion of each range that has it.
+            # Write ranges first: a key in `values` was set after each deletion of a range with this key.
             batch += [_Write(handle, begin, end, True) for begin, end in pending.ranges]
             for key, value in pending.values.items():
                 batch.append(_Write(handle, key, value, False))

@@ -85,7 +85,7 @@ class RocksDBTimers(TimerTable):
 
 
 def _at(at_us: int) -> bytes:
-    """Return a time as bytes. They sort as times do, also before 1970: so the time has a bias."""
+    """Return a time as bytes, which sort as times do. The bias keeps this order for times before 1970."""
     return _AT.pack(at_us + _BIAS)
 
 

@@ -1,7 +1,7 @@
 """The content of a RocksDB store at one commit, for queries.
 
-On the primary, the content is a snapshot; on the shard's thread, with writes of the running transaction over
-it. On a hot standby, the content is tables and the writes over them.
+On the primary, the content is a snapshot. The shard's thread sees the writes of its running transaction over
+the snapshot. On a hot standby, the content is tables and the writes over them.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class FamilyCopy:
         )
 
     def _open(self, items: Iterator[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
-        """Yield the items. Raise ``Closed`` once the view is closed, also between writes in memory."""
+        """Yield the items. Raise ``Closed`` once the view is closed, even if all items are in memory."""
         for entry in items:
             if self._closed:
                 raise closed_error()

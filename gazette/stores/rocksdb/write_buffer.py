@@ -21,7 +21,7 @@ class Pending:
         self.values = {} if values is None else values
         self.ranges = [] if ranges is None else ranges
         self.undo: list[Callable[[], object]] | None = None
-        """With a savepoint: functions that undo the changes since then. Call the last function first."""
+        """Functions that undo the changes since the savepoint, in reverse order. None without a savepoint."""
 
     def set(self, key: bytes, value: bytes | None) -> None:
         if self.undo is not None:
@@ -79,7 +79,7 @@ class PendingSavepoint:
                 family.undo = []
 
     def release(self) -> None:
-        """End the savepoint. Keep its changes, which a savepoint around it may still undo."""
+        """End the savepoint. Keep its changes, which an outer savepoint may still undo."""
         for family, outer, _ in self._marks:
             family.undo = outer
 
@@ -99,7 +99,7 @@ def merged(
     reverse: bool,
 ) -> Iterator[tuple[bytes, bytes]]:
     """Yield the entries of ``scan`` as ``pending`` changes them. ``ours``: the writes of ``pending`` in the
-    range of the scan, in its order."""
+    range of the scan, in the order of the scan."""
     values, ranges = pending.values, pending.ranges
     unchanged = (
         entry

@@ -221,7 +221,7 @@ class SQLCommit:
                 return
             self._submitted = True
             try:
-                # Hold the lock here: the pool is closed after `abandon`, which also holds it.
+                # Hold the lock here: the pool is closed after `abandon`, which takes the same lock.
                 pool.submit(self._run, error)
                 return
             except Unavailable as refused:  # The system starts no thread.

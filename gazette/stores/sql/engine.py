@@ -62,7 +62,7 @@ def create_engine(url: str, **options: Any) -> sa.Engine:
 
     Connections to a server are tested when they leave the pool: a restart may have broken them. SQLite uses
     WAL mode. A transaction takes the write lock at its begin, and waits up to 30 s for the lock; a store's
-    query takes none. Raise ``Invalid`` for a URL of no known database, or if its driver is not installed.
+    query takes no lock. Raise ``Invalid`` for a URL of no known database, or if its driver is not installed.
     """
     try:
         backend = sa.make_url(url).get_backend_name()

@@ -85,10 +85,10 @@ def translating(
     """Raise a `GazetteError` for an error of the connection. With ``table``, the table of checkpoints, raise
     one also for errors of a restore.
 
-    Let other errors pass. Raise ``Unavailable`` without a connection, ``Aborted`` if another transaction was
-    faster, and ``Invalid`` if ``table`` is missing. Raise ``InvalidValue`` for a parameter whose class the
-    driver does not know, and ``GazetteError`` after an error that the application has caught. If the session
-    was ended, call ``is_fenced``: raise ``Fenced`` if a new owner has ended the session. An error of
+    Let other errors pass. Raise ``Unavailable`` if the connection is lost, ``Aborted`` if another transaction
+    was faster, and ``Invalid`` if ``table`` is missing. Raise ``InvalidValue`` for a parameter whose class
+    the driver does not know, and ``GazetteError`` after an error that the application has caught. If the
+    session was ended, call ``is_fenced``: raise ``Fenced`` if a new owner has ended the session. An error of
     ``is_fenced`` counts as False.
     """
     try:

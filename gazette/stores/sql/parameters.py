@@ -68,8 +68,8 @@ def unadapted(error: exc.DBAPIError) -> InvalidValue | None:
 
 
 def _places_within(value: Any, class_name: str, depth: int) -> Iterator[str]:
-    """Yield the place of each value of a class, such as ``[2].price``. The outermost ``depth`` containers
-    are lists of rows, and rows: they hold parameters, and are none themselves."""
+    """Yield the place of each value of a class, such as ``[2].price``. The outermost ``depth`` containers are
+    lists of rows, and rows: they are not parameters."""
     if depth <= 0 and type(value).__name__ == class_name:
         yield ""
     members: Any = value.items() if isinstance(value, Mapping) else ()
@@ -91,7 +91,7 @@ def _sqlite_objection(value: Any) -> Objection | None:
 
 
 def _is_adapted(value: Any) -> bool:
-    """Return True if the application has registered an adapter. Python's adapters turn times into texts."""
+    """Return True if the application has registered an adapter. Python's own adapters do not count."""
     adapter = sqlite3.adapters.get((type(value), sqlite3.PrepareProtocol))
     if adapter is None:
         return hasattr(value, "__conform__")

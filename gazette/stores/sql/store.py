@@ -43,7 +43,7 @@ from gazette.stores.sql.timers import TIMERS, SQLTimers, create_timer_table, tim
 
 _RESTORE_ATTEMPTS: Final = 10
 
-# End sessions of former owners, which may hold locks: those that wait within a transaction.
+# End sessions of former owners that wait within a transaction: they may hold locks.
 _END_FORMER: Final = sa.text(
     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = :name"
     " AND usename = current_user AND datname = current_database()"
@@ -102,7 +102,7 @@ class SQLStore(Store):
         self._fqn = ""
         """Key of the shard whose checkpoint was restored."""
         self._claimed: ClaimedRow | None = None
-        """The row that a backfill has claimed. None: the store is not of a backfill."""
+        """The row that a backfill has claimed. None if no backfill writes the store."""
         self._session_name = ""
         self._running: RunningTransaction | None = None
         self._commit: SQLCommit | None = None
@@ -238,7 +238,7 @@ class SQLStore(Store):
         transactions are faster time after time.
         """
         if self._fence is None and self._running is not None:
-            # It may hold locks, for which the restore would wait for ever.
+            # The transaction may hold locks, for which the restore would wait for ever.
             hint = "Make tables on a connection of the engine, before the store. Read by query()."
             raise wrote_too_early(self, shard.id, hint)
         for attempt in range(_RESTORE_ATTEMPTS):

@@ -47,8 +47,8 @@ def create_timer_table(engine: sa.Engine, name: str = TIMERS) -> None:
 
 
 class SQLTimers(TimerTable):
-    """Timers of one shard. ``execute`` runs in the running transaction. ``query`` sees that transaction, and
-    does not begin one."""
+    """Timers of one shard. ``execute`` runs in the running transaction. ``query`` sees that transaction, but
+    never begins a transaction."""
 
     def __init__(
         self, table: sa.Table, fqn: str, dialect: str, execute: Execute, query: Query
@@ -75,7 +75,7 @@ class SQLTimers(TimerTable):
         self._execute(sa.insert(self._table).values(**row, **value))
 
     def _of(self, domain: int) -> tuple[Any, ...]:
-        """Return the conditions of the shard's rows of a domain. `_one` and `_behind` add more conditions."""
+        """Return the conditions that select a shard's rows of a domain. `_one` and `_behind` add more."""
         return self._table.c.shard_fqn == self._fqn, self._table.c.domain == domain
 
     def _one(self, domain: int, key: bytes) -> tuple[Any, ...]:

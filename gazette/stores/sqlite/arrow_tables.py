@@ -20,9 +20,9 @@ _IS_TAKEN = (
 def shown(connection: apsw.Connection, tables: Mapping[str, Any]) -> Iterator[None]:
     """Let statements read tables by their names within the block. Run them without a cache of statements.
 
-    Raise `Invalid` for the name of a table or module of the database, and for columns whose names SQLite does
-    not tell apart. Raise `InvalidValue` for values that SQLite does not keep: NaN, integers beyond 64 bits,
-    fractions of microseconds, and types such as decimals with a scale, lists and structs.
+    Raise `Invalid` for a name that the database has already, and for columns whose names SQLite does not tell
+    apart. Raise `InvalidValue` for values that SQLite does not keep: NaN, integers beyond 64 bits, fractions
+    of microseconds, and types such as decimals with a scale, lists and structs.
     """
     registered: list[str] = []
     try:

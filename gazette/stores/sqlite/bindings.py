@@ -14,8 +14,8 @@ Bindings: TypeAlias = Sequence[Any] | dict[str, Any]
 
 
 def checked(bindings: Any, sql: str, connection: apsw.Connection) -> Bindings:
-    """Return bindings as a tuple, list or dict, also of an iterator. Raise ``InvalidValue`` for a binding
-    that SQLite would change."""
+    """Return bindings as a tuple, list or dict; read an iterator to its end. Raise ``InvalidValue`` for a
+    binding that SQLite would change."""
     listed = _listed(bindings)
     if not are_kept(listed.values() if isinstance(listed, dict) else listed):
         require_storable(listed, sql, connection)

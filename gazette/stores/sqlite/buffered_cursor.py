@@ -11,7 +11,7 @@ import apsw
 class BufferedCursor(apsw.Cursor):
     """A cursor of SQL that has run to its end, with the rows that it returned.
 
-    SQLite runs the next statement, or the next row of bindings, only when all rows of the statement before
+    SQLite runs the next statement, or the next row of bindings, only when all rows of the previous statement
     are fetched. If the caller did not read the cursor, later statements would not run.
     """
 
@@ -43,7 +43,7 @@ class BufferedCursor(apsw.Cursor):
 
     @property
     def get(self) -> Any:
-        """The remaining rows, as in apsw: a lone column is its value, a lone row no list, no row None."""
+        """The remaining rows as in apsw: None for no row, one row without a list, one column as a value."""
         rows = [row[0] if len(row) == 1 else row for row in self._rows]
         return None if not rows else rows[0] if len(rows) == 1 else rows
 

@@ -63,7 +63,7 @@ TRANSACTIONAL: Final = frozenset(
         "user_version",
     }
 )
-"""PRAGMAs for the application's SQL: they have an effect within a transaction, and queries do not need it."""
+"""PRAGMAs for the application's SQL, with an effect within a transaction that queries do not need."""
 _TUNING: Final = frozenset({"automatic_index", "cache_size", "cache_spill", "mmap_size", "threads"})
 """Settings of one connection that change no result: permitted in the application's SQL, too."""
 _SWITCHES: Final = frozenset(
@@ -119,8 +119,8 @@ _OFF: Final = frozenset({"0", "off", "no", "false"})
 
 
 def check_pragma(name: str, value: str | None) -> None:
-    """Raise ``NotAllowed`` for a PRAGMA that an application's SQL must not use. It would break the store, or
-    have no effect there, or queries would lack it."""
+    """Raise ``NotAllowed`` for a PRAGMA that an application's SQL must not use. Such a PRAGMA would break the
+    store or have no effect, or queries would lack its effect."""
     name = name.lower()
     if name in TRANSACTIONAL or (name in READING and (value is None or name not in _SETTABLE)):
         return

@@ -28,7 +28,7 @@ FILES_PER_IMAGE_FILE: Final = 2
 """Number of a store's files, as a multiple of `IMAGE_FILES`, above which images are made again, even if the
 horizon is short enough."""
 MERGE_EVERY: Final = 8
-"""Number of commits between two images whose only purpose is fewer files. So these add few bytes."""
+"""Number of commits between two images whose only purpose is fewer files. So such images add few bytes."""
 
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _RESERVED: Final = frozenset({"main", "temp", "primary"})
@@ -124,7 +124,7 @@ class RedoDatabases:
         return connection
 
     def _record_images(self) -> None:
-        """Record images of all databases. Settle all first. Raise ``Broken`` if one is still being read."""
+        """Record images of all databases. Settle all first. Raise ``Broken`` if one is in use."""
         for database in self._all:
             database.settle()
         for database in self._all:
@@ -201,7 +201,7 @@ class RedoDatabases:
                 return
 
     def _bound_files(self) -> None:
-        """Merge files if an older version, or many short-lived owners, left too many.
+        """Merge files if an older version, or many short-lived owners, left too many files.
 
         Images are made again in the order of their age. So the oldest files vanish first, and a whole cycle
         of images replaces each file.

@@ -52,7 +52,7 @@ def unchanged_definitions(connection: apsw.Connection) -> Iterator[None]:
     try:
         yield
     except apsw.Error:
-        # Another definition may be the cause, for example of an index of a column that the old table lacks.
+        # A changed definition may be the cause: an index may need a column that the old table lacks.
         _check(connection)
         raise
     _check(connection)

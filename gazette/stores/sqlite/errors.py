@@ -44,8 +44,8 @@ def of_the_disk(what: str, directory: Path, error: apsw.Error | OSError) -> Gaze
 
 
 def cause_of_error(error: Exception) -> ErrorCause:
-    """Return the cause of an error: the message for errors of values and constraints, and for errors that are
-    not SQLite's. Locks and a full disk are transient. The cause of any other error is the store."""
+    """Return the cause of an error. Errors of values and constraints, and errors that are not SQLite's, are
+    the message's. Locks and a full disk are transient. All other errors are the store's."""
     if not isinstance(error, apsw.Error) or isinstance(error, _OF_THE_MESSAGE):
         return ErrorCause.MESSAGE
     # SQLite gives the place of an error in the SQL. An error without a place is about a value.

@@ -61,7 +61,7 @@ class Former:
                     hint="Names here are letters, digits and underscores before .db. Let the original's"
                     " application move its tables to a database with such a name.",
                 )
-        # Journals and WALs of the original end together with its databases.
+        # Unlink the original's journals and WALs together with its databases.
         former |= {path for path in links if path.endswith(("-wal", "-journal")) or "-mj" in path}
         with recorder.group() as group:
             for path in set(links) - former:

@@ -1,9 +1,9 @@
 """Locks by which other copies of SQLite in this process see that a database is open.
 
-POSIX locks belong to a process, and locks of one process do not conflict. Python's module ``sqlite3`` has
-its own copy of SQLite. That copy sees no lock of the store's copy, and assumes that the database is closed.
-When it opens the database, it makes the index of the WAL again. When it closes the database, it moves the WAL
-into the database file, deletes the WAL, and drops the store's locks. Then another process may do so, too.
+POSIX locks belong to a process, and locks of one process do not conflict. Python's module ``sqlite3`` has its
+own copy of SQLite. That copy sees no lock of the store's copy, and assumes that the database is closed. When
+it opens the database, it makes the index of the WAL again. When it closes the database, it moves the WAL into
+the database file, deletes the WAL, and drops the store's locks. Then another process may do the same.
 
 Locks of an open file description conflict with those of any copy, and no other close drops them. The store
 holds such locks on two bytes, shared, as a reader in another process would. So other copies do no harm, where
@@ -27,7 +27,7 @@ _FLOCK: Final = struct.Struct("hhqqi4x")
 _OFD_SETLK: Final = getattr(fcntl, "F_OFD_SETLK", 37)
 """Linux's number. Pythons that were built with old headers, such as those of ``uv``, lack the name."""
 _IS_KNOWN: Final = sys.platform == "linux" and sys.maxsize > 1 << 32
-"""True if the structure of a lock is known here. Otherwise the store's next commit detects the damage."""
+"""True if the structure of a lock is known here. Without locks, the next commit detects the damage."""
 
 
 class OpenLocks:

@@ -53,7 +53,7 @@ class ReadPool:
 
     @contextlib.contextmanager
     def connection(self) -> Iterator[apsw.Connection]:
-        """Wait for a connection, and hold it for the block. Raise ``Closed`` when the pool is closed, also
+        """Wait for a connection, and hold it for the block. Raise ``Closed`` when the pool is closed, even
         while the block runs. Raise ``NotAllowed`` if the block writes."""
         with self._slots:
             connection = self._take()
@@ -91,8 +91,8 @@ class ReadPool:
         return Closed("the store was destroyed", path=str(self._path))
 
     def _connect(self) -> apsw.Connection:
-        """Open a connection. Raise ``Closed`` if SQLite cannot open the file: mostly, since the store was
-        destroyed and the file is gone."""
+        """Open a connection. Raise ``Closed`` if SQLite cannot open the file: mostly because the store was
+        destroyed, and its file with it."""
         try:
             connection = self._open()
         except apsw.CantOpenError as error:

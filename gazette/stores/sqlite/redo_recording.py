@@ -71,11 +71,11 @@ class RedoRecording:
         self._redo_end = 0  # Length of the current redo file.
         self._old_redo: list[int] = []  # Indexes of all redo files in the log, in order.
         self._first_redo: dict[int, int] = {}
-        """By group without an image, oldest first: index of the redo file in which its changes begin."""
+        """By group without an image, oldest first: index of the first redo file with changes of the group."""
         self._dropped: range = range(0)
-        """Groups that the database lost when it shrank, with the commits that were collected last."""
+        """Groups that the database lost in the commits that were collected last, since it shrank."""
         self._image_files: Counter[ImageFile] = Counter()
-        """By file of images: the number of groups whose latest image it has."""
+        """By file of images: the number of groups whose latest image is in this file."""
         self._image_file: ImageFile | None = None
         """The file that gets the next image, if the file has room. None: the next image begins a file."""
         self._image_end = 0
@@ -118,7 +118,7 @@ class RedoRecording:
         return is_in_log
 
     def _require_groups(self) -> None:
-        """Raise ``Corrupt`` for an image of a group of another size than ours."""
+        """Raise ``Corrupt`` for an image whose group has another size than ours."""
         for number, image in self._state.groups.items():
             if image.first != number * self._group_pages + 1 or image.count > self._group_pages:
                 raise Corrupt(
@@ -215,8 +215,8 @@ class RedoRecording:
         return collected.changes
 
     def _resize(self, pages: int) -> None:
-        """Note the size of the database. New groups need redo from the current file on. `record` drops groups
-        that are lost: it has an append, in which their files are unlinked."""
+        """Note the size of the database. New groups need redo from the current file on. Leave lost groups to
+        `record`, which has the append that unlinks their files."""
         former_count, self._state.pages = self._group_count(), pages
         count = self._group_count()
         for number in range(former_count, count):

@@ -77,10 +77,10 @@ class SQLiteStore(Store):
     commits are recorded: ``"redo"`` records the bytes that changed. ``"vfs"`` records every write
     through our own VFS; it is slower, and serves as the specification of ``"redo"``.
 
-    ``execute`` and ``executemany`` belong to the shard's thread and to its running transaction. The
-    first statement begins the transaction and the runtime commits it. BEGIN, COMMIT and ROLLBACK raise
+    ``execute`` and ``executemany`` belong to the shard's thread and to its running transaction. The first
+    statement begins the transaction and the runtime commits it. BEGIN, COMMIT and ROLLBACK raise
     ``NotAllowed``; use SAVEPOINT for changes that you may undo. ATTACH and DETACH raise ``NotAllowed``:
-    recording would miss the attached database. So do PRAGMAs that `stores/sqlite/connections` refuses.
+    recording would miss the attached database. So does a PRAGMA that `stores/sqlite/connections` refuses.
 
     Any thread may call ``query``. On the shard's thread, which opened the store, a query sees the running
     transaction; on other threads, the last local commit.
@@ -410,10 +410,10 @@ class SQLiteStore(Store):
     def vacuum(self, database: str = "main", *, limit_bytes: int = VACUUM_BYTES_MAX) -> None:
         """Rewrite a database without its free pages. Blocks; the next commit records it.
 
-        SQLite makes the new database in memory. The commit is one append of about that size, and takes twice
-        its size of memory. Raise ``TooLarge``, with the sizes, if the new database would be larger than
-        ``limit_bytes``. Raise ``Invalid`` for a database that the store does not have. Call this in
-        ``new_store``, or in ``begin_transaction`` before all statements: else raise ``NotAllowed``.
+        SQLite makes the new database in memory. The commit is one append of about the size of the new
+        database, and needs twice this memory. Raise ``TooLarge``, with the sizes, if the new database would
+        be larger than ``limit_bytes``. Raise ``Invalid`` for a database that the store does not have. Call
+        this in ``new_store``, or in ``begin_transaction`` before all statements: else raise ``NotAllowed``.
         """
         if self.connection.in_transaction:
             raise NotAllowed(
@@ -533,7 +533,7 @@ class SQLiteStore(Store):
         self._destroyed = True
         self._begun = _NOT_BEGUN
         self._readers.close()
-        self._ours = True  # To close rolls an open transaction back, which the hooks must permit.
+        self._ours = True  # Closing rolls an open transaction back, which the hooks must permit.
         self._recording.close()
 
     def __del__(self) -> None:
@@ -552,7 +552,7 @@ def _is_closed(cursor: apsw.Cursor) -> bool:
 
 
 def _only_if_reading(cursor: apsw.Cursor, _sql: str, _bindings: object) -> bool:
-    """Raise ``NotAllowed`` before a statement that writes: a trace of execution."""
+    """Raise ``NotAllowed`` before a statement that writes. This is an ``exec_trace`` of apsw."""
     if not cursor.is_readonly:
         raise only_reads()
     return True

@@ -105,7 +105,7 @@ class _WriteNotes:
             self.events.append(event)
 
     def note_write(self, path: str, offset: int, data: bytes) -> None:
-        """Note a write. Join it with the last event if that is a write up to ``offset``."""
+        """Note a write. Join it with the last event if that is a write that ends at ``offset``."""
         if self.is_closed:
             return
         last_event = self.events[-1] if self.events else None
@@ -237,7 +237,7 @@ class VfsRecording:
 
     def _guard(self, connection: apsw.Connection) -> None:
         """Note the versions of the databases. In WAL mode, take locks by which other copies of SQLite see
-        that they are open."""
+        that the databases are open."""
         for schema, path in {"main": self.path, **self.attached}.items():
             self._versions[schema] = _data_version(connection, schema)
             if self._journal_mode.upper() == "WAL":

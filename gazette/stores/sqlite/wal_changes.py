@@ -2,8 +2,8 @@
 
 Rules that keep this exact, each found by cutting logs at every byte:
 
-- Frames are read only up to the end in SQLite's own index of the WAL. Behind it may be frames that were never
-  committed, of a transaction that spilled its cache and was rolled back.
+- Frames are read only up to the end in SQLite's own index of the WAL. After this end may stand frames that
+  were never committed: a transaction spilled its cache, and was rolled back.
 - The index counts the committed transactions. The new frames must have exactly as many. No checkpoint may
   have moved these frames. SQLite must have called the WAL hook for the last transaction. So every commit is
   recorded whole, or refused, whatever the application does to the connection.
@@ -43,7 +43,7 @@ CHECKPOINT_WAIT_MS: Final = 100
 """Bounds of the time for which a checkpoint yields to readers.
 
 A checkpoint does not wait for readers until the WAL has `CHECKPOINT_OVERDUE` times its intended length. From
-then on each commit waits for them, at most `CHECKPOINT_WAIT_MS`. So the WAL grows less while queries never
+then on each commit waits for readers, at most `CHECKPOINT_WAIT_MS`. So the WAL grows less while queries never
 pause.
 """
 _INDEX_VERSION: Final = 3_007_000
@@ -70,7 +70,7 @@ class WalIndex:
     def __init__(self, database: Path) -> None:
         """Open the index. Raise ``OSError`` unless a connection has read ``database`` before.
 
-        Close it after that connection: POSIX drops SQLite's locks when any descriptor of the file is closed.
+        Close it after the connection: POSIX drops SQLite's locks when any descriptor of the file is closed.
         """
         self._path = database.with_name(database.name + "-shm")
         self.fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
@@ -279,8 +279,8 @@ class WalChanges:
         )
 
     def _scan_frames(self, begin: int, end: int) -> tuple[dict[int, int], int, int]:
-        """Return the offsets of pages' newest frames, the size in pages after them, and how many commits.
-        Raise ``Corrupt`` for frames that contradict the index."""
+        """Return the offsets of pages' newest frames, the size in pages after them, and the number of
+        commits. Raise ``Corrupt`` for frames that contradict the index."""
         stride = self._page_size + FRAME_HEADER
         newest: dict[int, int] = {}
         pages = commits = 0
