@@ -1,6 +1,6 @@
 """Conversion of a log's files to plain SQLite databases, beside these files: `convert`.
 
-Use it on a directory that another player filled, such as the original's, which knows no images and redo.
+Use it on a directory that another player has filled. The original's player knows neither images nor redo.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Converted:
 def convert(directory: Path) -> tuple[Converted, ...]:
     """Make all databases of a directory, beside their images and redo. Blocks.
 
-    All databases are made and checked before any of them gets its name. Raise ``Invalid`` without databases,
-    or if a file has the name of a database. Raise ``Corrupt`` naming a damaged or missing file. Raise
+    All databases are made and checked before any of them gets its name. Raise ``Invalid`` if there is no
+    database, or a file has the name of a database. Raise ``Corrupt`` naming a damaged or missing file. Raise
     ``GazetteError`` if the disk fails or is full. After an error no database is left.
     """
     try:

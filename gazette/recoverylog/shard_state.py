@@ -316,7 +316,7 @@ class ShardState:
         return tuple(sorted(self._families))
 
     def _rocksdb_checkpoint(self) -> Checkpoint:
-        """Return the checkpoint; without one, the offsets in the marks of sources."""
+        """Return the checkpoint. If it is missing, return the offsets in the marks of sources."""
         data = self.get(CHECKPOINT_KEY)
         if data is not None:
             return Checkpoint.from_bytes(data)

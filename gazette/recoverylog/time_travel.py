@@ -1,8 +1,8 @@
 """A shard's state as of a past commit, from its recovery log.
 
 The log has every commit since it was last pruned. To restore a commit, play the log exactly to the commit's
-end. A first operation with `group_time` marks where an append begins. The original appends single
-operations, and commits begin with a write: in its logs, each write may begin a commit.
+end. An operation with `group_time` is the first one of an append. The original appends single operations, and
+commits begin with a write: in its logs, each write may begin a commit.
 
 Hints name the files that lived when they were taken, not files deleted before. So a commit can be restored
 only by hints that are older. Of several hints, play the newest ones that are older than the moment. To keep
@@ -116,7 +116,7 @@ class _Scan:
     positions: list[Position] = field(default_factory=list)
     _playback: Playback | None = None
     _time: int = 0
-    """Time of the last append that had one, in Unix milliseconds; 0 before."""
+    """Time of the last append that had one, in Unix milliseconds; 0 if no append had."""
     _author: int = 0
     _has_times: bool = False
     """True if the present author's appends have times."""
@@ -347,7 +347,7 @@ def _play(
     while True:
         if (next_place := playback.wanted()) is not None:
             playback.seek(*next_place)
-        # `end` is after the hinted range: until that is read, `end` only bounds how much is read.
+        # `end` is after the hinted range: until that range is read, `end` only bounds how much is read.
         limit = heads[playback.log]
         if end is not None and playback.log == own_log and not playback.fsm.has_hints:
             limit = end

@@ -41,9 +41,9 @@ async def append_repeatable(
 ) -> AppendResult:
     """Append content whose repetition does no harm: repeat even if the outcome is open (``Broken``).
 
-    A broker answers so if a replica is lost within the append, or if the broker itself stops. Await
+    A broker answers ``Broken`` if a replica is lost within the append, or if the broker itself stops. Await
     ``permit`` before each attempt. Raise ``Broken`` after `REPEATS_MAX` such answers. ``is_owner``: no
-    other process would append in this one's place. So wait while brokers refuse the append for a reason of
+    other process would append in place of this one. So wait while brokers refuse the append for a reason of
     `_CURED`. For other errors see `Client.append`.
     """
     question, broken = RepeatedCall(), 0
@@ -88,7 +88,7 @@ class BrokerLogs:
     """A `LogSource` of a client whose event loop runs in another thread.
 
     Reads block until bytes arrive: a broker that has just taken a log over may learn of stored fragments only
-    at its next listing. They raise ``Unavailable`` after ``stall_timeout_s`` seconds without bytes.
+    at its next listing. Reads raise ``Unavailable`` after ``stall_timeout_s`` seconds without bytes.
     """
 
     def __init__(

@@ -4,7 +4,7 @@ The FSM gets every operation of a log, by any author, in order. Two readers of t
 This fences an old author: once a hand-off has sequence number n, the old author's operation n does not apply.
 
 With hints, the FSM follows the branch that they describe, up to their last operation. Until then, only
-operations of the hinted authors apply. The FSM jumps gaps between their segments. It tracks only files that
+operations of the hinted authors apply. The FSM jumps gaps between hinted segments. It tracks only files that
 lived when the hints were taken.
 """
 
@@ -159,9 +159,9 @@ class RecoveryFSM:
 
     def _create(self, op: RecordedOp, action: Create) -> Outcome:
         hinted = bool(self.hinted_fnodes) and self.hinted_fnodes[0] == op.seq_no
-        # Hints name every file of their range that lived when they were taken. Any other file was deleted
-        # by then, and its unlink may be in a gap that is jumped. If the FSM tracked the file, it would come
-        # back, and a later create of the same path could not apply.
+        # Hints name every file of their range that lived when they were taken. Any other file was deleted by
+        # then, and its unlink may be in a gap that is jumped. If the FSM tracked such a file, the file would
+        # come back, and no later create of its path could apply.
         if self.hinted_segments and not hinted:
             return Outcome.NOT_TRACKED
         if (conflict := self._path_in_use(action.path)) is not None:
@@ -210,8 +210,8 @@ class RecoveryFSM:
     def _property(self, action: SetProperty) -> Outcome:
         if action.path in self.links:
             return Outcome.LINK_EXISTS
-        # While hinted segments remain, drop the value: an older one would replace that of the hints. The
-        # operation with the last value may be in a gap that is jumped.
+        # While hinted segments remain, drop the value: an older value would replace the value of the hints.
+        # The operation with the last value may be in a gap that is jumped.
         if not self.hinted_segments:
             self.properties[action.path] = action.content
             self._properties_of_hints.discard(action.path)
@@ -241,8 +241,8 @@ class RecoveryFSM:
     def oldest_offset(self) -> int | None:
         """Return the first offset in ``last_log`` of all live files, or None if that log has none of them.
 
-        Files that were created in an earlier log count by what ``last_log`` has of them: offsets of different
-        logs cannot be compared.
+        Files of an earlier log count by their first operation in ``last_log``: offsets of different logs
+        cannot be compared.
         """
         oldest: int | None = None
         for node in self.nodes.values():
@@ -250,7 +250,7 @@ class RecoveryFSM:
             first = next(offsets, None)
             if first is not None and (oldest is None or first < oldest):
                 oldest = first
-            # Nodes are in the order of creation: what follows in the same log begins later.
+            # Nodes are in the order of creation: later nodes of the same log begin later.
             if node.segments[0].log == self.last_log:
                 break
         return oldest

@@ -33,8 +33,8 @@ BLOCKS_AHEAD: Final = 16
 class LogSource(Protocol):
     """Source of the bytes of recovery logs. Blocking. Use it in one thread at a time.
 
-    Methods raise ``NotFound`` without a log, ``NotAllowed`` or ``Unavailable`` for a store or broker that
-    refuses or does not answer, and ``Corrupt`` for damaged fragments.
+    Methods raise ``NotFound`` for an unknown log, ``NotAllowed`` or ``Unavailable`` for a store or broker
+    that refuses or does not answer, and ``Corrupt`` for damaged fragments.
     """
 
     @property
@@ -95,7 +95,7 @@ class StoredLogs:
         self._pool.close()
 
     def bounds(self, log: JournalName) -> tuple[Offset, Offset]:
-        """Return the bounds as of the first listing of the log. Raise ``NotFound`` without a fragment."""
+        """Return the bounds as of the first listing of the log. Raise ``NotFound`` if it has no fragment."""
         cover, _ = self._cover(log)
         return cover.begin, cover.end
 
@@ -104,8 +104,8 @@ class StoredLogs:
         self._covers.clear()
 
     def _cover(self, log: JournalName) -> tuple[CoverSet[Fragment], dict[Fragment, BlobStore]]:
-        """Return the fragments of a log, and the store of each, as first listed. Raise ``NotFound`` without a
-        fragment. Raise ``Invalid`` if an object has a fragment's name, and may be the log's or another's."""
+        """Return the fragments of a log, and the store of each, as first listed. Raise ``NotFound`` if it has
+        none. Raise ``Invalid`` for an object that may be a fragment of the log or of another journal."""
         listing = self._covers.get(log)
         if listing is None:
             spec = JournalSpec(log, fragment=FragmentSpec(path_postfix_template=self._template))
@@ -211,7 +211,7 @@ class _Prefetch:
 class CopiedLogs:
     """Copy of another source in a directory, so that its bytes are fetched only once.
 
-    ``directory`` must exist. The copies have no names in it, and go with ``close``, or with the process.
+    ``directory`` must exist. The copies have no names there. They end with ``close``, or with the process.
     """
 
     def __init__(self, source: LogSource, directory: Path) -> None:
@@ -237,7 +237,7 @@ class CopiedLogs:
             path = self._directory / f"log-{len(self._files)}"
             flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
             self._files[log] = os.open(path, flags, 0o600)
-            path.unlink()  # The open file needs no name, and goes with the process.
+            path.unlink()  # The open file needs no name, and ends with the process.
         file, spans = self._files[log], self._spans.setdefault(log, [])
         while begin < end:
             copied_to = next((last for first, last in spans if first <= begin < last), None)

@@ -197,8 +197,8 @@ class Recorder:
         self._wait = wait
         self._write_head = write_head
         self._watched_append: OpFuture[AppendResult] | None = None
-        """The append whose outcome `_require_unbroken` notes next: the first one since it noted another.
-        None: no append was made since then."""
+        """The first append since `_require_unbroken` last noted an outcome: its outcome is noted next. None:
+        no append was made since then."""
         self._broken: BaseException | None = None
         self._in_group = False
         self._oldest_offset = fsm.oldest_offset()
@@ -273,7 +273,7 @@ class Recorder:
 
     def _require_unbroken(self) -> None:
         """Raise the error that broke the recorder, or ``Bug`` within a group. If the noted append is done,
-        raise its error, or note its end: the log reaches at least up to there."""
+        raise its error, or note its end: the log reaches at least that far."""
         if self._broken is not None:
             raise self._broken
         if self._in_group:
@@ -321,7 +321,7 @@ class Recorder:
         chunks: Collection[bytes | bytearray | memoryview],
         wait_for: Collection[OpFuture[Any]],
     ) -> OpFuture[AppendResult]:
-        """Begin an append after ``wait_for``. Return its future. If that raises, the recorder is broken."""
+        """Begin an append after ``wait_for``. Return its future. An error breaks the recorder."""
         try:
             if failpoints.armed_points:
                 failpoints.hit("commit.recording", self.log)
@@ -385,8 +385,8 @@ class Recorder:
 
     @property
     def horizon_bytes(self) -> int:
-        """Bytes from the begin of the oldest live file to the known end of the log. A recovery with hints of
-        now reads about as many; after a fork, bytes of the former log, too."""
+        """Bytes from the begin of the oldest live file to the known end of the log. A recovery with present
+        hints reads about so many bytes; after a fork, bytes of the former log, too."""
         oldest = self.fsm.oldest_offset()
         return 0 if oldest is None else max(0, self._write_head - oldest)
 

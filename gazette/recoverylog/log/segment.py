@@ -64,7 +64,7 @@ def _merge(first: Segment, second: Segment) -> Segment:
     """Return the union of two segments that overlap or touch."""
     merged = first
     if first.first_seq_no == second.first_seq_no and second.first_offset > first.first_offset:
-        # Both are lower bounds of the same operation's offset: keep the greater one.
+        # Both first offsets are lower bounds for the same operation: keep the greater one.
         merged = replace(merged, first_offset=second.first_offset)
     if second.last_seq_no > first.last_seq_no:
         merged = replace(merged, last_seq_no=second.last_seq_no, last_offset=second.last_offset)

@@ -74,16 +74,16 @@ class Handoff(Enum):
     NONE = "none"
     """No hand-off was appended."""
     UNREAD = "unread"
-    """It is in the log, and was not read yet."""
+    """The hand-off is in the log, and was not read yet."""
     APPLIED = "applied"
-    """It was read, and its author owns the log."""
+    """The hand-off was read, and its author owns the log."""
     LOST = "lost"
-    """It was read, and another author's operation has its sequence number: append it again."""
+    """The hand-off was read, but another author's operation has its sequence number: append it again."""
 
 
 @dataclass(slots=True)
 class _RawBytes:
-    """The bytes of a write that are not read yet. Without a ``fnode`` they are dropped."""
+    """The bytes of a write that are not read yet. Without a ``fnode`` these bytes are dropped."""
 
     fnode: int | None
     offset: int
@@ -201,7 +201,7 @@ class Playback:
         if self._lost is None:
             self._lost = self.read_offset, offset
         if not self.fsm.has_hints and self.fsm.next_seq_no == 1:
-            # Without the first operations, the state is lost. Do not begin with an empty one in silence.
+            # Without the first operations, the state is lost. Do not begin with an empty state in silence.
             raise PrunedLog(
                 "the shard has no hints, and its recovery log was pruned",
                 log=self.log,
@@ -315,7 +315,7 @@ class Playback:
         return next_position
 
     def _apply(self, op: RecordedOp, payload: bytes, actions: list[FileAction]) -> None:
-        """Give an operation to the FSM, and add what it does to files to ``actions``. For the errors see
+        """Give an operation to the FSM, and add its actions on files to ``actions``. For the errors see
         `feed`."""
         self.op_count += 1
         existed = op.action.fnode in self.fsm.nodes if isinstance(op.action, Unlink) else False
@@ -356,8 +356,8 @@ class Playback:
     def _must_have_applied(self, op: RecordedOp, outcome: Outcome, had_hints: bool) -> bool:
         """Return True if an operation that did not apply should have applied.
 
-        Operations of other authors are ignored, and those with past sequence numbers are repetitions. But the
-        next operation of the log's owner must apply. Otherwise all later ones would be dropped in silence.
+        Operations of other authors are ignored. Past sequence numbers are repetitions. But the next operation
+        of the log's owner must apply. Otherwise all its later operations would be dropped in silence.
         """
         if outcome in _CONTRADICTIONS:
             return (

@@ -259,8 +259,8 @@ class Player:
         return self._playback.read_offset >= self._read_through
 
     async def _ends_at_head(self) -> bool:
-        """Do what waits for the head. Return True if play-back ends here. A hand-off moves the head: the
-        player must then read it."""
+        """Serve requests that wait for the head. Return True if play-back ends here. A hand-off moves the
+        head: the player must then read it."""
         playback = self._playback
         if playback.fsm.has_hints:
             raise playback.ended_too_early()

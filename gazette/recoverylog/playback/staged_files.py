@@ -50,7 +50,7 @@ class PlayedFiles:
     def copy_to(self, directory: Path) -> None:
         """Copy the files to their paths below ``directory``, which is wiped first.
 
-        The result equals a recovery up to here. Raise ``Corrupt`` if a path is a file and a directory.
+        The result equals a recovery up to this moment. Raise ``Corrupt`` if a path is a file and a directory.
         """
         empty_private(directory)
         for path, source in self.paths.items():
@@ -128,7 +128,7 @@ class StagedFiles:
     def prepare(self) -> None:
         """Begin with an empty directory that only this user may enter. Errors: see `empty_private`.
 
-        An existing directory is emptied, and not replaced: its process holds a lock on it (see `scratch`).
+        An existing directory is emptied, and not replaced: this process holds a lock on it (see `scratch`).
         """
         with self._locked("prepare the directory of a play-back"):
             self._close()
@@ -173,7 +173,7 @@ class StagedFiles:
     def _require_whole(self, fsm: RecoveryFSM) -> None:
         """Raise ``Corrupt`` for a file with another length than was written to it.
 
-        A standby keeps files for days. One that lost its end meanwhile may look valid, with an older state.
+        A standby keeps files for days. A file that was cut meanwhile may look valid, with an older state.
         """
         for fnode, node in fsm.nodes.items():
             expected, length = self._lengths.get(fnode, 0), self._staged(fnode).stat().st_size
@@ -206,7 +206,7 @@ class StagedFiles:
     def view(self, fsm: RecoveryFSM, call: Callable[[PlayedFiles], T]) -> T:
         """Call ``call`` with the files as they are now. The files do not change during the call.
 
-        Raise ``Corrupt`` if another program has changed them. An ``OSError`` of ``call`` becomes a
+        Raise ``Corrupt`` if another program has changed the files. An ``OSError`` of ``call`` becomes a
         ``GazetteError``.
         """
         with self._locked("read played-back files"):

@@ -1,7 +1,7 @@
 """Reserved keys of a RocksDB store, in the form of the Go original.
 
 These are the checkpoint, and for each source a mark with its offset, which older Go binaries read. The
-original ignores keys of timers. All other keys are the application's, also keys that begin with zero. Pure.
+original ignores keys of timers. All other keys are the application's, even if they begin with zero. Pure.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from gazette.errors import Corrupt, Invalid
 CHECKPOINT_KEY: Final = b"\x00\x12checkpoint\x00\x01"
 MARK_PREFIX: Final = b"\x00\x12mark\x00\x01"
 TIMER_AT_PREFIX: Final = b"\x00\x12timer-at\x00\x01"
-"""Prefix of keys of timers. Behind it: the domain (1 byte), the time (8 bytes that sort as numbers do), the
+"""Prefix of keys of timers. After it: the domain (1 byte), the time (8 bytes that sort as numbers do), the
 timer's key."""
 TIMER_KEY_PREFIX: Final = b"\x00\x12timer-key\x00\x01"
-"""Prefix of keys of timers. Behind it: the domain (1 byte), the timer's key."""
+"""Prefix of keys of timers. After it: the domain (1 byte), the timer's key."""
 EVENT_TIME_KEY: Final = b"\x00\x12timer-event-time\x00\x01"
 
 _BYTES_MARKER: Final = b"\x12"
 _TERMINATOR: Final = b"\x00\x01"
 _ZERO: Final = 0x88
-"""First byte of 0. A small number adds its value; a larger one adds `_SMALL_MAX` and its length in bytes."""
+"""First byte of offset 0. Add a small offset; for others, add `_SMALL_MAX` and the length in bytes."""
 _SMALL_MAX: Final = 109
 _LENGTH_BASE: Final = _ZERO + _SMALL_MAX
 

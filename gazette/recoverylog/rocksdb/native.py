@@ -21,7 +21,7 @@ CONFIG_FILE: Final = "rocksdict-config.json"
 
 
 def load_rocksdict(what: str) -> Any:
-    """Return the module rocksdict. Raise ``Invalid`` if it is not installed. ``what`` names what needs it."""
+    """Return the module rocksdict. Raise ``Invalid`` if it is not installed. ``what`` is what needs it."""
     try:
         import rocksdict
     except ImportError as error:

@@ -62,8 +62,8 @@ def take_out(directory: Path) -> tuple[str, ...]:
 
 
 def _databases(directory: Path) -> Iterator[tuple[str, Iterator[tuple[bytes, bytes]]]]:
-    """Yield each database's name and its pages, as pairs of the offset's key and the page. Read the pages
-    before the next database."""
+    """Yield each database's name and its pages, as pairs of key and page. Read the pages before the next
+    database."""
     native = load_rocksdict("A SQLite database of the Go original")
     path = str(directory / PAGE_DB)
     with native_errors("open the pages of a SQLite database", path):

@@ -96,7 +96,7 @@ class GroupImage:
 
 @dataclass(slots=True)
 class RedoState:
-    """What a new owner needs to continue recording. Sizes are in bytes, positions are redo indices."""
+    """State from which a new owner continues to record. Sizes are in bytes, positions are redo indices."""
 
     page_size: int
     pages: int
@@ -183,7 +183,7 @@ def materialize(directory: Path, database: str) -> RedoState:
     """Turn images and redo into ``directory/database``, a file that stock SQLite opens.
 
     The result is exactly the database as of the last commit in the log. Remove images and redo files from
-    ``directory``, never from the log. For the errors see `build`: after one of them, nothing is changed.
+    ``directory``, never from the log. For the errors see `build`: an error leaves all files unchanged.
     """
     paths = files_of(directory)
     target = directory / (database + ".materialize")

@@ -38,7 +38,7 @@ KIND_IMAGE_WITHIN: Final = 3
 _KINDS: Final = (KIND_COMMIT, KIND_IMAGE, KIND_IMAGE_WITHIN)
 WHOLE: Final = 0xFFFF
 PAYLOAD_BYTES_MAX: Final = 0xFFFF_0000 - (1 << 17)
-"""Greatest length in bytes of a frame before its last page, of 64 KiB at most: lengths have 32 bits."""
+"""Greatest length in bytes of a frame without its last page (at most 64 KiB): lengths have 32 bits."""
 
 _DAMAGED: Final = (
     "The file was changed since it was played back, or the log is cut within an append, which brokers never"
@@ -73,8 +73,8 @@ class ImageFile(NamedTuple):
 class ImageFrame:
     """Announcement of image ``serial`` of the pages [first, first + count) of ``group``.
 
-    The image stands at ``offset`` of ``file``. ``pages`` is the size of the database: redo before the oldest
-    image is dropped, which may be every commit frame.
+    The image stands at ``offset`` of ``file``. ``pages`` is the size of the database. The redo before the
+    oldest image is dropped: perhaps no commit frame is left that says it.
     """
 
     group: int

@@ -4,7 +4,7 @@ After a crash, SQLite reads a WAL up to the first frame with a wrong checksum. I
 unfinished transaction. If a WAL was damaged after play-back, SQLite drops commits in silence. The shard would
 continue from an older state than its log has. A damaged WAL and an unfinished transaction differ. A log has
 whole commits, and each generation of a WAL has its own file. So after the last commit, only frames of
-rolled-back transactions may follow, none of which ends a transaction.
+rolled-back transactions may follow, and no such frame ends a transaction.
 """
 
 from __future__ import annotations
