@@ -1,4 +1,4 @@
-"""Cuts the messages of each producer into segments of one kind: both passes work on these. Pure."""
+"""Cuts the messages of each producer into segments of one kind: both passes work on segments. Pure."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ class BatchSplit(NamedTuple):
 def split_batch(columns: Columns, run: Run) -> BatchSplit:
     """Cut the next messages of a run into segments.
 
-    Leave out messages before ``run.begin``. Of a producer in ``run.since``, leave out only those before its
-    offset there.
+    Leave out messages before ``run.begin``. Of a producer in ``run.since``, leave out only messages before
+    the offset there.
     """
     counts = columns.begins >= run.begin
     clocked = columns.uuids.clocks != 0
@@ -69,7 +69,7 @@ def since_of(run: Run) -> dict[int, Offset]:
 
 
 def segments_of(columns: Columns, rows: Array64) -> Iterator[Segment]:
-    """Yield the segments of messages with clocks: those of each producer in order, producer by producer."""
+    """Yield the segments of messages with clocks, producer by producer, and in order for each producer."""
     if not len(rows):
         return
     is_whole_batch = len(rows) == len(columns)
@@ -100,13 +100,13 @@ def _of_producer(columns: Columns, producer: int, rows: Array64) -> Iterator[Seg
         first = last
     kinds = np.where(flags == CONTINUE_TXN, CONTINUE_TXN, OUTSIDE_TXN)
     kinds[acknowledges] = ACK_TXN
-    cuts = (kinds[1:] != kinds[:-1]) | acknowledges[1:]  # A new kind, or before an ack.
+    cuts = (kinds[1:] != kinds[:-1]) | acknowledges[1:]  # A new kind begins, or an ack follows.
     if first < last:
         cuts[first - 1 : last - 1] = False  # Rows [first, last) are one segment:
         cuts[first - 1] = True  # cut before it,
         kinds[first] = WHOLE_TXNS
         if last < len(rows):
-            cuts[last - 1] = True  # and behind it.
+            cuts[last - 1] = True  # and after it.
     begin = 0
     for end in [*(np.flatnonzero(cuts) + 1).tolist(), len(rows)]:
         yield Segment(producer, int(kinds[begin]), rows[begin:end], clocks[begin:end])
@@ -114,7 +114,7 @@ def _of_producer(columns: Columns, producer: int, rows: Array64) -> Iterator[Seg
 
 
 def _are_whole(flags: Clocks, clocks: Clocks) -> bool:
-    """Return True for whole transactions with ascending clocks. ``clocks`` has one clock before them."""
+    """Return True for whole transactions with ascending clocks, of which the first one is before them."""
     return bool(((flags == CONTINUE_TXN) | (flags == ACK_TXN)).all()) and bool(
         (clocks[1:] > clocks[:-1]).all()
     )

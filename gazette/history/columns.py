@@ -59,7 +59,7 @@ class MessageFormat:
     of protobuf messages as ``module:Class``. Without a class, the messages are read as if they had no UUIDs.
     ``malformed`` is the treatment of malformed frames, and of messages that do not fit their columns. With
     ``null``, a malformed frame is a message with the UUID that the frame shows. The message has no UUID if
-    the frame shows none, or that of an acknowledgement.
+    the frame shows no UUID, or the UUID of an acknowledgement.
     """
 
     content_type: str = CONTENT_JSON_LINES
@@ -249,7 +249,7 @@ class ColumnDecoder:
             ends += frames.ends
             uuids.append(frames.uuids or NIL_UUID * len(frames))
             if not frames.stopped:
-                break  # The remaining bytes are an incomplete frame. Otherwise a malformed frame follows.
+                break  # An incomplete frame remains. (After a stop, decode the malformed frame.)
         return Decoded(_columns(begins, ends, b"".join(uuids)), position)
 
     def _uuid_of_malformed(self, framing: Framing[Any], error: MalformedMessage) -> bytes:

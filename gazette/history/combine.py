@@ -12,7 +12,7 @@ from gazette.errors import Invalid
 Combine = Callable[[pa.Table], pa.Table]
 """Function that returns fewer, equivalent rows with the same columns, such as a sum for its summands.
 
-The input is any rows of one journal, also results of earlier calls. There may be any number of calls.
+The input is any rows of one journal, even results of earlier calls. There may be any number of calls.
 """
 
 _ROWS: Final = 1 << 17

@@ -41,7 +41,7 @@ class _Batch(Generic[T]):
 
 @dataclass(slots=True)
 class _Producer(Generic[T]):
-    """State of a producer: the last clock that is decided, and the last one, also of a pending message."""
+    """State of a producer: its last decided clock, and its last clock, which a pending message may have."""
 
     acked: int
     newest: int
@@ -91,7 +91,7 @@ class CommitFilter(Generic[T]):
         for segment in segments:
             producer = self._producers.get(segment.producer)
             if producer is None:
-                clock = int(segment.clocks[0]) - 1  # So its first message is new.
+                clock = int(segment.clocks[0]) - 1  # So the producer's first message is new.
                 producer = self._producers[segment.producer] = _Producer(clock, clock)
             self._step(producer, segment, batch, columns)
 

@@ -42,7 +42,7 @@ def parse_columns(text: str) -> pa.Schema:
 
 
 class _Parser:
-    """A recursive descent parser: each method parses the part of its name."""
+    """A recursive descent parser: the name of each method says what the method parses."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -89,7 +89,7 @@ class _Parser:
         return data_type
 
     def _within(self, opening: str, closing: str, count: int) -> list[pa.DataType]:
-        """Return ``count`` types that commas part, between ``opening`` and ``closing``."""
+        """Return ``count`` types that commas separate, between ``opening`` and ``closing``."""
         self._take(opening)
         types = [self._type()]
         for _ in range(count - 1):

@@ -33,7 +33,7 @@ _UNIT_WORDS: Final = 2
 
 
 class ArrowColumns(NamedTuple):
-    """The columns of messages. ``rest`` masks the messages whose fields are not parsed yet. None: all are.
+    """The columns of messages. ``rest`` masks the messages whose fields are not parsed yet, or is None.
 
     The columns have a meaningless row for each message of ``rest``.
     """
@@ -92,7 +92,7 @@ class FieldsBuilder:
     """Builder of the arrays of a schema. For one thread."""
 
     def __init__(self, schema: pa.Schema, encode_variant: EncodeVariant | None = None) -> None:
-        """Make a builder. It finds a type that no JSON value converts to only later: see `arrays`."""
+        """Make a builder. It accepts any type: `arrays` refuses a type that no JSON value converts to."""
         self.fields = scannable(schema)
         """Fields for the scanner."""
         self._schema = schema

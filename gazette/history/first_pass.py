@@ -64,7 +64,7 @@ def summarise_messages(access: OpenAccess, run: Run) -> Summary:
 def read_and_summarise(
     access: OpenAccess, run: Run, fields: Sequence[Field]
 ) -> Generator[tuple[Batch, BatchSplit], None, Summary | None]:
-    """Yield all messages of a run, and their split. Return its summary, and keep it if the bytes are checked.
+    """Yield all messages of a run, and their split. Return the summary; keep it if the bytes are checked.
 
     The run must not begin before ``run.begin``. Return None if a message continues from one piece to the
     next. Raise `Invalid` if UUIDs are unknown, and the errors of `RunReader.batches`.
@@ -85,8 +85,8 @@ def keep_summaries(access: OpenAccess, run: Run, portion_bytes: int | None = Non
 
     With ``portion_bytes``, cut a larger piece into portions, and keep the summary of each portion. A portion
     begins after the last message of the portion before. Its size is ``portion_bytes``, doubled until a
-    message ends in the portion. Keep none of a larger piece with a malformed message. Raise the errors of
-    `summarise_run`: `Invalid`, and those of reading.
+    message ends in the portion. Keep no summary of a larger piece with a malformed message. Raise the errors
+    of `summarise_run`: `Invalid`, and those of reading.
     """
     small_pieces: list[Piece] = []
     for piece in run.pieces:
@@ -225,7 +225,7 @@ def _pending_in(
 ) -> Summary | None:
     """Return the summary of a piece before ``run.begin``, made from the kept summary of its fragment.
 
-    It has only the producers that are replayed. Return None if the kept summary does not say enough.
+    The result has only the producers that are replayed. Return None if the kept summary does not say enough.
     """
     fragment = piece.fragment
     if fragment is None:
@@ -250,7 +250,7 @@ def _pending_in(
 
 
 def _pending_from(summary: ProducerSummary, at: Offset) -> ProducerSummary | None:
-    """Return the part of a summary from offset ``at`` on. By a checkpoint, messages from there are pending.
+    """Return the part of a summary from offset ``at`` on. A checkpoint has messages from there as pending.
 
     Return None if the summary does not show that the pending messages begin there. All later messages of the
     producer are pending, or duplicates. So the part needs only their greatest clock.

@@ -105,7 +105,7 @@ def _whole(journal: JournalSnapshot) -> Run:
 
 
 def _part(run: Run, begin: Offset, end: Offset) -> Run:
-    """Return the part ``[begin, end)`` of a journal as a run. Search its pieces by bisection: it has many."""
+    """Return the part ``[begin, end)`` of a journal as a run. Bisect its pieces, which may be many."""
     first = bisect_right(run.pieces, begin, key=lambda piece: piece.end)
     last = bisect_left(run.pieces, end, key=lambda piece: piece.begin)
     pieces = cover(run.pieces[first:last], begin, end)

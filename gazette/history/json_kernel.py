@@ -5,8 +5,8 @@ canonical UUID, and values that fit their fields. It cuts out values that it doe
 Arrow casts. It declines other lines, for example a UUID in braces, a duplicate key, a value of another type,
 or invalid JSON. The caller reads a declined line by the specification: `Framing` and `JsonRow`. So `scan` may
 decline any line. But if it accepts a line, its result equals that of the specification. It accepts numbers
-that JSON does not have, such as NaN, since some columns of floats have many of them. It marks such lines as
-`LENIENT`, and lines with another value for a text: a declared type may refuse these.
+that JSON does not have, such as NaN, since some columns of floats have many of them. It marks as `LENIENT`
+such lines, and lines in which a text field has another value: a declared type may refuse them.
 
 Numba compiles the code at its first call, which takes up to a minute. It caches the machine code, per
 processor, beside this file or in the user's cache directory. If neither is writable, each process compiles
@@ -143,7 +143,7 @@ class Wanted(NamedTuple):
 class Arrays(NamedTuple):
     """The output of `scan`: one element for each line, and for each node a row of slots.
 
-    A field of a line has a slot, with one value, for each line. A node of list items has one for each item.
+    A field of a line has one slot for each line. A node of list items has one slot for each item.
     """
 
     begins: Any

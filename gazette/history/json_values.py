@@ -112,8 +112,8 @@ class JsonRow:
 
 
 def value_reader(type_: pa.DataType) -> Callable[[Any], Any]:
-    """Return the function that reads a text, a number, a boolean or bytes as its JSON is read, into a column
-    of one type. It raises ``ValueError`` for a value that does not fit. Raise ``Invalid`` as `JsonRow` does.
+    """Return the function that converts a text, number, boolean or bytes to a type, as if read from JSON. The
+    function raises ``ValueError`` for a value that does not fit. Raise ``Invalid`` as `JsonRow` does.
     """
     convert = _convert("", type_, None)
     return lambda value: convert(_raw(value), [])

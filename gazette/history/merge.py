@@ -78,8 +78,8 @@ class FoldedSnapshot:
         """Return the sources as a checkpoint, without ACK intents.
 
         Leave out producers that were silent for ``prune_horizon_ns`` (0: keep all), as does
-        `Sequencer.checkpoint`. Its memory between two checkpoints is here in the states: ``seen_at`` is noted
-        unless ``last_ack`` says about the same.
+        `Sequencer.checkpoint`. The memory of the sequencer between two checkpoints is here ``seen_at`` of the
+        states, unless ``last_ack`` is about the same.
         """
         horizon = clock_span(prune_horizon_ns)
         sources = dict(self.sources)
@@ -108,7 +108,7 @@ class FoldedSnapshot:
 
 
 def _seen_at(state: ProducerState) -> int:
-    """Return the time at which the last batches have seen a producer; 0 if its state does not say it.
+    """Return the time at which the last batches had messages of a producer; 0 if its state does not say.
 
     Offsets of version 0.1.0 do not say when an open transaction grew.
     """
@@ -180,7 +180,7 @@ class _JournalFold:
         self._waiting: dict[int, list[CommittedRun]] = {}
         """By producer: the runs with its pending messages."""
         self._lost: dict[int, Offset] = {}
-        """By replayed producer: the offset of its first message pending at the begin, until that is read."""
+        """By replayed producer: the offset of its first message pending at the begin, until it is read."""
         self._unread: set[int] = set()
         """Producers with messages that are pending at the begin, are not replayed, and have no fate yet."""
         pending = journal.pending
@@ -225,7 +225,7 @@ class _JournalFold:
         ``Corrupt`` if these messages are lost, and the run commits them."""
         former = self._states.get(producer)
         if former is None:
-            clock = summary.first_clock - 1  # So its first message counts as new.
+            clock = summary.first_clock - 1  # So the producer's first message is new.
             former = State(clock, clock, None)
         else:
             run.known[producer] = (former.acked, former.newest)

@@ -149,7 +149,7 @@ def _read(
 
 
 class _NotCombined(Exception):
-    """``combine`` has raised its cause."""
+    """``combine`` has raised an error, which is the cause of this one."""
 
 
 def _guarded(combine: Combine, rows: pa.Table) -> pa.Table:

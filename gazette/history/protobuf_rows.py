@@ -34,7 +34,7 @@ def protobuf_schema(message_type: Any) -> pa.Schema:
 def protobuf_row(message_type: Any, schema: pa.Schema) -> Callable[[Any], dict[str, Any]]:
     """Return a function from messages of a class to the values of a schema's fields, for Arrow.
 
-    Raise `Invalid` for a field that the class does not have, or that its type in the schema cannot hold.
+    Raise `Invalid` for a field that the class does not have, or that its column cannot hold.
     """
     return _row(message_type.DESCRIPTOR, list(schema))
 

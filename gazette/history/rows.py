@@ -133,7 +133,7 @@ class RowMaker:
 
     def arrays(self, found: Batch, wanted: Mask) -> tuple[Any, list[pa.Array]]:
         """Return the positions of the wanted messages that become rows, and their columns. Both are empty if
-        no message does. Raise `Unfit` if a message does not fit and malformed messages fail."""
+        no message becomes a row. Raise `Unfit` if a message does not fit and malformed messages fail."""
         columns = found.columns
         wanted = self._format.bounded(columns, wanted)
         if not wanted.any():
@@ -353,8 +353,8 @@ def _reason(error: BaseException) -> str:
 
 
 def strict_array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """Return values of protobuf as an array. A value that the column does not hold as it is becomes what its
-    JSON becomes. Raise one of `ROW_ERRORS` for a value that does not fit."""
+    """Return values of protobuf as an array. Convert a value that the column does not hold as it is through
+    its JSON. Raise one of `ROW_ERRORS` for a value that does not fit."""
     return pa.array(map(_fit(kind), values), kind)
 
 

@@ -71,7 +71,7 @@ class JournalSnapshot:
     ``producers`` are the states of its producers at ``begin``, from a checkpoint with that offset; empty
     without a checkpoint. Messages that were pending at ``begin`` are read again only for the producers in
     ``replays``. Those of other producers are taken not to commit in the snapshot, since most never do. The
-    fold finds those that do.
+    fold finds the producers whose messages commit.
     """
 
     journal: JournalName
@@ -115,7 +115,7 @@ class JournalSnapshot:
     @property
     def pieces_begin(self) -> Offset:
         """Offset from which bytes are wanted: ``begin``, or the first message that is pending there. The
-        first piece begins after it if these bytes are missing."""
+        first piece begins after that offset if these bytes are missing."""
         return min([self.begin, *self.pending.values()])
 
     @property

@@ -50,7 +50,7 @@ TIME_SLACK_S: Final = 60
 
 _LISTS_AT_ONCE: Final = 16
 _EARLIER: Final = 16
-"""A listing begins this many fragments early: some may be stored late, joined, or in doubt."""
+"""A listing begins this many fragments early: some of these may be stored late, joined, or in doubt."""
 _WHOLE_S: Final = 600.0
 """Seconds after which a journal is listed from its begin again. New fragments in other directories
 (a path postfix) may sort before the fragments that were listed."""
@@ -88,10 +88,10 @@ class Selection:
     lost: Lost = "settled"
     """Treatment of missing bytes. ``skip`` and ``wait`` note what they skip in `JournalSnapshot.lost`.
 
-    - ``settled`` skips bytes that will not come, as readers do. It raises ``NotYet`` for bytes that may.
-    - ``fail`` raises ``Corrupt`` for bytes that will not come, and ``NotYet`` for bytes that may.
+    - ``settled`` skips bytes that will not come, as readers do. Else it raises ``NotYet``.
+    - ``fail`` raises ``Corrupt`` for bytes that will not come, and ``NotYet`` for bytes that may still come.
     - ``skip`` skips missing bytes, even if they may still come.
-    - ``wait`` skips bytes that will not come, and ends the snapshot before bytes that may.
+    - ``wait`` skips bytes that will not come, and ends the snapshot before bytes that may still come.
 
     Each treatment skips, and notes, bytes that an operator has confirmed as lost.
     """
@@ -139,7 +139,7 @@ class FragmentPlaces:
     def add(
         self, journal: JournalName, begin: Offset, pieces: Sequence[Piece], now_s: float
     ) -> None:
-        """Remember a listing that began at ``begin``, in place of what was known from there on."""
+        """Remember a listing that began at ``begin``, in place of all fragments known from there on."""
         begins = self._begins.get(journal, []) if begin else []
         if not begin:
             self._listed_at[journal] = now_s

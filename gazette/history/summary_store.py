@@ -117,7 +117,7 @@ class SummaryStore:
             self._give_up(error, "written")
 
     def _give_up(self, error: Exception, what: str) -> None:
-        """Write no more and, if ``what`` is "read", read no more. Warn unless that was so already."""
+        """Write no more and, if ``what`` is "read", read no more. Warn only the first time."""
         with self._lock:
             is_logged = not (self._readable if what == "read" else self.writable)
             self.writable = False

@@ -63,7 +63,7 @@ class TableColumns:
         return snapshot
 
     def known_fields(self, value: str) -> pa.Schema | None:
-        """Return the fields of messages, or None to infer them. No fields if only metadata are wanted."""
+        """Return the fields of messages: an empty schema if only metadata are wanted, None to infer them."""
         if self.fields is not None:
             return self.fields
         if self.columns and set(self.columns) <= {f"{self.meta_prefix}{key}" for key in META}:
@@ -95,7 +95,7 @@ class TableColumns:
         """
         meta = [pa.field(f"{self.meta_prefix}{name}", type_) for name, type_ in META.items()]
         # Leave out the field of the UUID: the metadata have it. If journals have their UUIDs in different
-        # fields, leave out none.
+        # fields, leave out no field.
         uuid_fields = {shape.uuid_field for shape in shapes}
         uuid_fields = uuid_fields or {self.selection.shape.uuid_field or DEFAULT_PLACE}
         names = {field.name for field in meta} & uuid_fields if len(uuid_fields) == 1 else set()

@@ -30,7 +30,7 @@ class TableOptions(TypedDict, total=False):
     """Addresses and credentials in full, instead of ``broker``."""
     fields: str | pa.Schema
     """Fields of messages and their types, as in CREATE TABLE (``word string, n long``), or as a schema of
-    Arrow. The default is the fields of ``message``. Without it, fields are inferred from messages."""
+    Arrow. The default is the fields of ``message``. Else fields are inferred from messages."""
     columns: Sequence[str]
     """Names of the columns to return. The default is all: metadata, then fields."""
     message: type[Any]

@@ -320,7 +320,7 @@ def _offsets(
 ) -> tuple[Offset | None, dict[JournalName, Offset]]:
     """Return the offset for all journals, or None and offsets by journal.
 
-    Raise ``Invalid`` for what is no offset, or if a journal is not in ``journals`` (empty for a selector).
+    Raise ``Invalid`` for an invalid offset, or if a journal is not in ``journals`` (empty for a selector).
     """
     if not isinstance(given, Mapping):
         return _require_offset(option, given), {}

@@ -46,7 +46,7 @@ def whole_runs(runs: Sequence[Run], summarise: Summarise) -> tuple[tuple[Run, ..
 
 
 def _mend(chain: list[_Link]) -> None:
-    """Change runs that do not begin and end where messages do, up to the first one whose summary is unknown.
+    """Change runs that do not begin and end where messages do, up to the first run without a summary.
 
     Drop the summary of a run whose messages change. Raise `MalformedMessage` for a message that is cut off.
     """
@@ -55,7 +55,7 @@ def _mend(chain: list[_Link]) -> None:
         if summary is None:
             return  # The begin of this run was moved. Its new summary must come first.
         if summary.torn:
-            # The run before ends with a message, so this one is malformed: the next summary raises the error.
+            # The run before ends with a message, so this run is malformed: the next summary raises the error.
             chain[position] = _Link(replace(run, sure=True))
             return
         if position == len(chain) - 1 or summary.reached == run.end:

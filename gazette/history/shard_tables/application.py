@@ -58,9 +58,9 @@ class TableApplication(Application[StoreT]):
         """Handle some committed messages of one source, each of which is a row, in order.
 
         The columns are those of ``table_meta``, then the fields of the messages' type. A table is never
-        empty, and has what one read of the source committed: about 1 MiB of messages, and pending ones that
-        it committed, at most 4 KiB for each message of the shard's ``ring_buffer_size`` (32 MiB by default).
-        Errors and ``DeferToNextTransaction`` have the meanings that they have in ``consume_messages``.
+        empty. It has the messages that one read of the source committed: about 1 MiB, and pending ones. These
+        have at most 4 KiB for each message of the shard's ``ring_buffer_size`` (32 MiB). Errors and
+        ``DeferToNextTransaction`` have the meanings that they have in ``consume_messages``.
         """
 
     def consume_message(

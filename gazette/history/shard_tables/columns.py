@@ -60,7 +60,7 @@ class Column(NamedTuple):
     info: inspect.Type | None
     """Type of the field, if the class says it."""
     default: Any = msgspec.NODEFAULT
-    """Value if a message lacks the field. ``NODEFAULT``: it is malformed, or code makes the value."""
+    """Value of a missing field. ``NODEFAULT``: the field is required, or code makes its value."""
 
     @property
     def members(self) -> tuple[inspect.Type, ...]:
@@ -93,7 +93,7 @@ class MessageColumns:
     """The columns of the messages of one framing, without the field of the UUID."""
 
     def __init__(self, framing: Framing[Any]) -> None:
-        """Make the columns. Raise `Invalid` for a type that has none."""
+        """Make the columns. Raise `Invalid` for a type without columns."""
         codec = framing.codec
         names = [] if codec.place is None else codec.place.names
         uuid = names[0] if len(names) == 1 else ""
@@ -173,7 +173,7 @@ def _name(message_type: Any) -> str:
 
 
 def _info_of(annotation: Any) -> inspect.Type | None:
-    """Return what msgspec says of a type; None for a type that msgspec does not know."""
+    """Return msgspec's description of a type; None for a type that msgspec does not know."""
     try:
         return type_info(annotation)
     except (TypeError, NameError):

@@ -137,7 +137,7 @@ class TableDecoder(EnvelopeDecoder[Any]):
                 break
         if not messages:
             return cut
-        # Take the messages that were read again from after the scanned ones.
+        # The messages that were read again are appended to the scanned ones. Order them by row.
         index = np.arange(len(columns))
         index[read_rows] = len(columns) + np.arange(len(messages))
         order = pa.array(index[: len(cut.columns)])
@@ -148,7 +148,7 @@ class TableDecoder(EnvelopeDecoder[Any]):
     def _cut(
         self, columns: Columns, fields: Sequence[pa.Array], row: int, error: MalformedMessage
     ) -> _Cut:
-        """Return the messages before ``row``, which is malformed. Raise its error if there are none."""
+        """Return the messages before ``row``, which is malformed. Raise its error if ``row`` is 0."""
         if not row:
             raise error
         consumed = int(columns.begins[row]) - self.begin

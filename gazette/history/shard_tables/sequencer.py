@@ -29,7 +29,7 @@ RING_MESSAGE_BYTES: Final = 4096
 _MANY_PRODUCERS: Final = 8
 """Number of producers in a chunk from which on it takes less time to sequence them together."""
 _LOOKED_AT: Final = 64
-"""Messages at the begin of a chunk whose producers are counted for that."""
+"""Number of messages at the begin of a chunk whose producers are counted first."""
 _OUTSIDES: Final = QueueOutcome.OUTSIDE_COMMIT, QueueOutcome.OUTSIDE_ALREADY_ACKED
 _REPEATS: Final = QueueOutcome.CONTINUE_ALREADY_ACKED, QueueOutcome.CONTINUE_TXN_CLOCK_LARGER
 _CONTINUES: Final = QueueOutcome.CONTINUE_BEGIN_SPAN, QueueOutcome.CONTINUE_EXTEND_SPAN
@@ -79,7 +79,7 @@ class _Sequenced(NamedTuple):
 
     @property
     def committed(self) -> CommittedRows | None:
-        """The committed rows, in the order in which they take effect. None: there are none."""
+        """The committed rows, in the order in which they take effect. None: no row has committed."""
         picked = [part for part in self.picked if len(part.rows)]
         return CommittedRows.of(picked) if picked else None
 
@@ -104,7 +104,7 @@ class TableSequencer(Sequencer[Any]):
             self.drain = _ReplayDrain(partial, rows.part(0, 1), self._offsets)
             self._count(rows.part(0, 1), np.array([QueueOutcome.ACK_COMMIT_REPLAY]))
             return start + 1
-        # If the first row may end such a span, and needs no replay, sequence it alone.
+        # If the first row commits messages that are not kept, but needs no replay, sequence it alone.
         stop = max(1, stop)
         self.drain = _ChunkDrain(self, rows.part(0, stop))
         return start + stop
@@ -204,7 +204,7 @@ class TableSequencer(Sequencer[Any]):
             if segment.producer != last:
                 last = segment.producer
                 chunk.former.append((producer, self._state(partial)))
-            if partial is None:  # So its first message is new.
+            if partial is None:  # So the producer's first message is new.
                 partial = PartialSequence(journal, producer, int(segment.clocks[0]) - 1)
                 partials[producer] = partial
             chunk.outcomes[segment.rows] = self._step(partial, segment, chunk)
@@ -221,7 +221,7 @@ class TableSequencer(Sequencer[Any]):
             acks, messages = at[is_ack], at[~is_ack]
             chunk.picked.append(Picked(chunk.rows, messages, acks[np.searchsorted(acks, messages)]))
             partial.reset(int(clocks[-1]))
-            # Right behind an acknowledgement, a message begins a span, and a second acknowledgement is empty.
+            # Right after an acknowledgement, a message begins a span, and a second acknowledgement is empty.
             behind_ack = np.append(True, is_ack[:-1])
             of_acks = np.where(behind_ack, *_ACKS)
             return np.where(is_ack, of_acks, np.where(behind_ack, *_CONTINUES))
@@ -308,7 +308,7 @@ class TableSequencer(Sequencer[Any]):
             partial.kept = deque(part for part in parts if len(part.rows))
 
     def drop_oldest(self) -> None:
-        """Keep no more pending chunks than permitted: forget the rows of the oldest."""
+        """Keep no more pending chunks than permitted: forget the rows of the oldest chunks."""
         partials = [p for of in self._partials.values() for p in of.values() if p.kept]
         chunks = {id(part.source): part.source for p in partials for part in p.kept}
         size = sum(chunk.end - chunk.begin for chunk in chunks.values())
@@ -355,7 +355,7 @@ class _ChunkDrain(Drain[Any]):
 
     def consumed(self, count: int | None) -> None:
         """Note that the first ``count`` taken rows were consumed; None: all. If some were not, undo the
-        chunk, and sequence it again up to there."""
+        chunk, and sequence it again up to the first of these."""
         taken = self._handed_out
         rows, committed, self._handed_out = self._rows, self._ready, 0
         if not taken or rows is None:
@@ -414,7 +414,7 @@ class _ReplayDrain(Drain[Any]):
         return batch
 
     def _refill(self) -> None:
-        """Get the span's rows of the next chunk that has some; after the last chunk, those that are kept."""
+        """Get the next chunk with rows of the span; after the last chunk, get the rows that are kept."""
         while self._replay is not None and not self._ready:
             rows = next(self._replay, None)
             if rows is None:
@@ -454,7 +454,7 @@ class _ReplayDrain(Drain[Any]):
         return [Picked(rows, at, np.zeros(len(at), np.int64))] if len(at) else []
 
     def _advance(self, consumed: Sequence[Any]) -> None:
-        """Move the producer's state past the consumed rows; after the last, past the acknowledgement."""
+        """Move the producer's state past the consumed rows; after the last row, past the acknowledgement."""
         assert isinstance(consumed, CommittedRows)
         self.partial.min_clock = consumed.clock_of(len(consumed) - 1)
         after = self._next + len(consumed)
