@@ -114,7 +114,7 @@ def _of_producer(columns: Columns, producer: int, rows: Array64) -> Iterator[Seg
 
 
 def _are_whole(flags: Clocks, clocks: Clocks) -> bool:
-    """Return True for whole transactions with ascending clocks, of which the first one is before them."""
+    """Return True for whole transactions with ascending clocks. ``clocks[0]`` comes before them."""
     return bool(((flags == CONTINUE_TXN) | (flags == ACK_TXN)).all()) and bool(
         (clocks[1:] > clocks[:-1]).all()
     )

@@ -78,8 +78,8 @@ class FoldedSnapshot:
         """Return the sources as a checkpoint, without ACK intents.
 
         Leave out producers that were silent for ``prune_horizon_ns`` (0: keep all), as does
-        `Sequencer.checkpoint`. The memory of the sequencer between two checkpoints is here ``seen_at`` of the
-        states, unless ``last_ack`` is about the same.
+        `Sequencer.checkpoint`. Here the states replace the sequencer's memory between two checkpoints:
+        ``seen_at`` is set unless ``last_ack`` is about the same.
         """
         horizon = clock_span(prune_horizon_ns)
         sources = dict(self.sources)

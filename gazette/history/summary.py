@@ -114,7 +114,7 @@ class Summary:
     end: Offset
     """End offset of the last complete message; without such a message, the begin of the run."""
     reached: Offset
-    """End of the last complete message, even if it is malformed. Later bytes are of a later run's message."""
+    """End of the last complete, perhaps malformed message. A later run ends a message that begins there."""
     rows: int
     """Number of all messages, also acknowledgements and messages that do not count."""
     clock_min: int

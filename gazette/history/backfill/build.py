@@ -1,7 +1,7 @@
 """One task of a backfill: build the state of one shard, and stage it.
 
 A task is a value that any runner can run: a thread, a process, an executor of a Spark cluster. Any number of
-attempts of a task may run, also at the same time, and end at any time. Each attempt has its own objects, and
+attempts of a task may run, even at the same time, and end at any time. Each attempt has its own objects, and
 the manifest chooses one attempt.
 """
 
@@ -141,7 +141,7 @@ def _read_runs(
     access: OpenAccess,
     on_read: OnRead,
 ) -> Batches:
-    """Yield the shard's messages of runs. Report all bytes that were read, also of other messages."""
+    """Yield the shard's messages of runs. Report all bytes that were read, even those of other messages."""
     belongs = _filter(task, backfill)
     min_offsets = {split_journal_meta(s.journal)[0]: s.min_offset for s in task.spec.sources}
     for run in runs:
@@ -220,7 +220,7 @@ def run_task(task: ShardTask, on_read: OnRead = _ignore) -> Attempt:
             messages = counted(read_messages(task, backfill, access, on_read))
             messages = consumed(backfill, observed(builder.shard, messages))
             backfill.build(builder.shard, builder.store, messages)
-            # Read also messages that `build` left: the watermark and the count need them.
+            # Read the messages that `build` has left, too: the watermark and the count need them.
             for _ in messages:
                 pass
         return count
@@ -322,7 +322,7 @@ def _fill_verified(
         _write_watermark(shard)
         savepoint = store.savepoint()
         difference = first_difference(content(), replayed.read())
-        savepoint.roll_back()  # The comparison takes the timers.
+        savepoint.roll_back()  # Undo that the comparison has taken the timers.
     if difference is not None:
         raise differs_from_replay(shard.id, str(difference))
     return count

@@ -205,7 +205,7 @@ class Cutover:
         return base
 
     async def _settle(self, spec: ShardSpec, end: Offset) -> None:
-        """Append the acknowledgements that a log's state at ``end`` owes: a fence has made it final."""
+        """Append the acknowledgements that a log's state at ``end`` owes. A fence has made it final."""
         if spec.id in self._forgotten:
             return
         previous = self._previous.get(spec.id)

@@ -136,10 +136,10 @@ class Backfill:
         without this.
 
         ``rows`` is a ``pyarrow.Table`` of ``fields`` and ``meta``. The result must be a table too, for
-        example with sums instead of summands. Spark may pass any of the rows, also rows that never commit,
-        and earlier results of this method. If this method raises, the run is read again, and this method
-        gets only committed rows. Without this method, the history is read twice, and all rows of a task go
-        to Java: this is most of the cost of a fold.
+        example with sums instead of summands. Spark may pass any of the rows, even rows that never commit,
+        and earlier results of this method. If this method raises, the run is read again, and this method gets
+        only committed rows. Without this method, the history is read twice, and all rows of a task go to
+        Java: this is most of the cost of a fold.
         """
         return rows
 
@@ -174,7 +174,7 @@ class Backfill:
         )
 
     def content(self, shard: OfflineShard, store: Any) -> Iterable[Any]:
-        """Yield what ``--verify`` compares, in a fixed order. Default: `gazette.history.backfill.content`.
+        """Yield the values that ``--verify`` compares, in order. Default: `gazette.history.backfill.content`.
 
         Implement this method for a shared database (`SQLStore`). Yield the rows of this shard, read by
         ``store.execute``: the transaction is not committed yet, and other connections do not see it.
@@ -333,7 +333,7 @@ class _Transaction:
         self._fire(timers)
 
     def _fire(self, timers: ShardTimers) -> None:
-        """Let all timers fire that are due, also those that become due thereby."""
+        """Let all timers fire that are due, and all that become due meanwhile."""
         while timers.is_due(ready=False) and timers.confirm_due():
             self._begin()
             for timer in timers.fire(REPLAY_TIMERS):
@@ -344,8 +344,8 @@ class _Transaction:
                 self._consumed += 1
 
     def _require_deferrable(self, message: Envelope[Any]) -> None:
-        """Raise ``GazetteError`` if the transaction has consumed nothing: the next one would defer the
-        message again. Raise ``Invalid`` if the store cannot commit before the end."""
+        """Raise ``GazetteError`` if the transaction has consumed nothing: the next transaction would defer
+        the message again. Raise ``Invalid`` if the store cannot commit before the end."""
         facts: dict[str, Any] = {
             "journal": message.journal,
             "begin": message.begin,
@@ -379,8 +379,8 @@ class _Transaction:
             require_none("begin_transaction", result)
 
     def _attempt(self, messages: Sequence[Envelope[Any]]) -> int:
-        """Let the application consume messages. If it defers, undo what it did with them, if the store can.
-        Without savepoints, it may defer only before any change, as on a shard."""
+        """Let the application consume messages. If it defers, undo its changes, if the store can. Without
+        savepoints, it may defer only before any change, as on a shard."""
         savepoint = self._store.savepoint() if self._undoes else None
         try:
             result: object = self._application.consume_messages(  # type: ignore[func-returns-value]

@@ -187,7 +187,7 @@ def work(stdin: IO[bytes], stdout: IO[bytes]) -> int:
 
 
 def _end_with(stdin: IO[bytes]) -> None:
-    """End this process when the driver closes the pipe, also by its death."""
+    """End this process when the driver closes the pipe, or dies."""
     stdin.read()
     os._exit(1)
 

@@ -85,8 +85,8 @@ class Plan(msgspec.Struct, frozen=True):
         )
 
     def require_stored(self, snapshot: Snapshot) -> None:
-        """Raise ``Conflict`` if first bytes of the plan are stored no more: states that are staged already
-        have their messages, and others would lack them."""
+        """Raise ``Conflict`` if first bytes of the plan are stored no more. Staged states have the messages
+        there, and other states would lack them."""
         pruned = [
             journal.journal
             for journal in snapshot.journals
@@ -116,7 +116,7 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 def sources_of(specs: Collection[ShardSpec]) -> dict[JournalName, Offset]:
-    """Return the sources of shards with their minimal offsets. Raise ``Invalid`` if these differ."""
+    """Return the sources of shards with their minimal offsets. Raise ``Invalid`` if shards differ."""
     offsets: dict[JournalName, Offset] = {}
     for spec in specs:
         for source in spec.sources:
@@ -140,8 +140,8 @@ def plan_snapshot(
 ) -> Snapshot:
     """Return the snapshot to read. Blocks. ``plan`` is that of a resumed run.
 
-    Raise ``Invalid`` without sources or a history, and for ends of journals outside the history. Raise
-    ``NotFound`` for absent journals. Raise ``NotYet`` for missing bytes that may still come.
+    Raise ``Invalid`` if there is neither a source nor a history, and for ends of journals outside the
+    history. Raise ``NotFound`` for absent journals. Raise ``NotYet`` for missing bytes that may still come.
     """
     if backfill.history:
         selection = Selection(selector=LabelSelector.parse(backfill.history))
@@ -206,9 +206,9 @@ def list_partitions(
 ) -> tuple[Partition, ...]:
     """Return the partitions for the publisher's mapping; none if the backfill has no own history. Blocks.
 
-    ``planned`` names those of a resumed plan: states that are staged already were mapped to these. Raise
-    ``NotFound`` if no journal matches, and ``Invalid`` if the class does not name ``partitions``. Raise
-    ``Conflict`` if a planned one is gone.
+    ``planned`` names the partitions of a resumed plan: staged states were mapped to them. Raise ``NotFound``
+    if no journal matches, and ``Invalid`` if the class does not name ``partitions``. Raise ``Conflict`` if a
+    planned partition is gone.
     """
     if not backfill.history:
         return ()

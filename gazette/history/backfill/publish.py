@@ -84,7 +84,7 @@ class Target:
     shard: ListedShard
     built: BuiltState
     base: Offset
-    """Offset of its recovery log at which the state begins; 0 without such a log."""
+    """Offset in the shard's recovery log at which the state begins; 0 without a log."""
 
     @property
     def id(self) -> str:

@@ -76,7 +76,7 @@ class RunRecords:
         return None if data is None else Plan.from_json(data)
 
     async def make_plan(self, plan: Plan) -> None:
-        """Store the plan. Raise ``Conflict`` if another driver has stored one."""
+        """Store the plan. Raise ``Conflict`` if another driver has stored a plan."""
         if not await self._create(self._object(PLAN), plan.to_json()):
             raise Conflict(
                 "another driver has begun the same run just now",

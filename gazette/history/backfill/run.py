@@ -305,7 +305,7 @@ class BackfillRun:
         return folded, tasks
 
     async def _build(self, tasks: Sequence[ShardTask]) -> list[Attempt]:
-        """Return the attempt of each task that counts: the manifest's, or a new one without a manifest."""
+        """Return the attempt of each task that counts: of the manifest, or else a new attempt."""
         manifest = await self._records.manifest()
         if manifest is None:
             checkpoints = {task.spec.id: task.checkpoint for task in tasks}
@@ -331,7 +331,7 @@ class BackfillRun:
     async def _verify(
         self, tasks: Sequence[ShardTask], attempts: Sequence[Attempt], directory: Path
     ) -> tuple[str, ...]:
-        """Compare some states with a replay. Return the verified shards, also those verified while they were
+        """Compare some states with a replay. Return the verified shards, even those verified while they were
         built. Raise ``Corrupt`` for a difference."""
         chosen = set(_spread(self._settings.verify, [task.spec.id for task in tasks]))
         with_tasks = list(zip(tasks, attempts, strict=True))

@@ -62,8 +62,8 @@ class SparkRunner:
     ) -> None:
         """Check that Spark can run.
 
-        Raise ``Invalid`` if Spark is not installed, or ``master`` is malformed. Raise ``Unavailable``
-        without a Java, or if a standalone master does not answer.
+        Raise ``Invalid`` if Spark is not installed, or ``master`` is malformed. Raise ``Unavailable`` if no
+        Java is found, or a standalone master does not answer.
         """
         if importlib.util.find_spec("pyspark") is None:
             raise not_installed("Spark", "pyspark", "spark", path="--master")
@@ -76,7 +76,7 @@ class SparkRunner:
         self._own = spark is None
         self._run_bytes = run_bytes
         self._rows: FoldRows | None = None
-        """The rows of the last fold of rows. None: there was no such fold, or its rows were removed."""
+        """The rows of the last fold of rows. None: no rows were folded yet, or they were removed."""
 
     @property
     def description(self) -> str:
@@ -84,7 +84,7 @@ class SparkRunner:
 
     @property
     def spark(self) -> Any:
-        """The session of Spark. Raises ``Unavailable`` without a Java."""
+        """The session of Spark. Raises ``Unavailable`` if no Java is found."""
         if self._spark is None:
             self._spark = session(self._master, app_name="gazette backfill")
         return self._spark

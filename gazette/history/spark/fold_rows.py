@@ -57,7 +57,7 @@ class FoldRows:
     def __init__(
         self, spark: Any, access: Access, schema: Any, format: RowFormat, combine: Combine | None
     ) -> None:
-        """Read nothing yet. ``schema`` is the schema of ``format``, as a ``StructType``."""
+        """Prepare the rows, and read nothing yet. ``schema`` is that of ``format``, as a ``StructType``."""
         self._spark = spark
         self._access = access
         self._schema = schema

@@ -60,7 +60,7 @@ def ensure_java(environ: Mapping[str, str], cache: Path | None = None) -> Path:
     """Return the ``JAVA_HOME`` to run Spark with.
 
     If needed, create a directory with a ``bin/java`` below ``cache`` (default: the user's cache). Raise
-    `Unavailable` without a Java: the error says where Java was sought, and what to do.
+    `Unavailable` if no Java works: the error says where Java was sought, and what to do.
     """
     reasons: list[str] = []
     for home, origin in _candidates(environ):

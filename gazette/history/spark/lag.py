@@ -34,7 +34,7 @@ class JournalLag:
     end: Offset
     """End of the journal when the batch was planned, even if the stream waits for earlier bytes."""
     read_until: datetime.datetime | None
-    """Clock of the newest committed message that was read. None: none was read yet, or
+    """Clock of the newest committed message that was read. None before the first message, or with
     ``read_uncommitted``."""
     at: datetime.datetime
     """Time at which the batch began."""
@@ -96,7 +96,7 @@ def _awaited(one: Mapping[str, Any]) -> tuple[Offset, Offset] | None:
 
 
 def _greatest(ages: Sequence[float], count: int) -> str:
-    """Return the greatest of the known ages as a text: at least that, if some of ``count`` are not known."""
+    """Return the greatest of the known ages as a text: a lower bound, if fewer than ``count`` are known."""
     if not ages:
         return "not known"
     return f"{'at least ' if len(ages) < count else ''}{max(ages):.1f} s"

@@ -57,7 +57,7 @@ class Options:
                 hint = f"It is now {self._known[plain][0]}."
             elif near:
                 hint = f"Did you mean {self._known[near][0]}?"
-            # Its value may be a secret: the name may be that of a credential, misspelt.
+            # The value may be a secret, whose name is misspelt: do not show it.
             raise Invalid("there is no such option", path=f"option {name}", hint=hint)
 
     def __contains__(self, name: str) -> bool:

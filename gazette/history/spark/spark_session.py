@@ -48,9 +48,9 @@ def session(
     variables in the environment of this process, for its children. For a server of Spark Connect
     (``sc://host``), neither find a Java nor set variables.
 
-    Raise `Unavailable` without a Java, or if a master or server does not answer. Raise `Invalid` if
-    Spark is not installed, and for a malformed master. Raise `Conflict` if the process has a session with
-    another master: it can have only one.
+    Raise `Unavailable` if no Java works, or if a master or server does not answer. Raise `Invalid` if Spark
+    is not installed, and for a malformed master. Raise `Conflict` if the process has a session with another
+    master: it can have only one.
     """
     try:
         from pyspark.sql import SparkSession

@@ -93,7 +93,7 @@ def _run(
     batch: Callable[[int, R], pa.RecordBatch] | None,
     batches: Iterator[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
-    """Do the work of one task. ``number`` is of the item that ``work`` took last: its results come next."""
+    """Do the work of one task. ``number`` is of the item that ``work`` took last, whose results come next."""
     number = 0
 
     def items() -> Iterator[T]:

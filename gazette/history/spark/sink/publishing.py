@@ -102,8 +102,8 @@ async def _service(access: OpenAccess) -> AppendService:
 
 
 async def _partitions(access: OpenAccess, options: WriteOptions) -> Partitions:
-    """Return the journals of the options. Raise `Invalid` for one without a content type, or with another
-    than that of the messages."""
+    """Return the journals of the options. Raise `Invalid` for a journal without a content type, or with
+    another one than the messages have."""
     specs = await journal_specs(access, options.journals, options.selector)
     partitions = []
     ordered = sorted(specs, key=lambda spec: spec.name)

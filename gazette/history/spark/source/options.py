@@ -283,7 +283,7 @@ class ReadOptions(TableColumns):
 
     @classmethod
     def parse(cls, options: Mapping[str, str], known: Mapping[str, str] = READ) -> ReadOptions:
-        """Parse the options. Raise `Invalid` for a wrong one, and for options that contradict each other."""
+        """Parse the options. Raise `Invalid` for a wrong option, and if options contradict each other."""
         values = SourceOptions(options, known)
         names = values.names("store")
         stores = values.parsed("store", lambda _: tuple(map(store_url, names)))
@@ -363,7 +363,7 @@ class StreamOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> StreamOptions:
-        """Parse the options. Raise `Invalid` for a wrong one, and for one that is only for tables."""
+        """Parse the options. Raise `Invalid` for a wrong option, or an option only for tables."""
         values = SourceOptions(options, STREAM)
         for name in ("endingOffsets", "endingTimestamp"):
             if values.text(name):
@@ -409,7 +409,7 @@ class WriteOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, str], *, streaming: bool) -> WriteOptions:
-        """Parse the options. Raise `Invalid` for a wrong one, and for options that contradict each other."""
+        """Parse the options. Raise `Invalid` for a wrong option, and if options contradict each other."""
         values = SourceOptions(options, WRITE)
         journals, selector = values.chosen()
         mapping = values.choice("mapping", MappingName, "")

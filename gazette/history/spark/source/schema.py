@@ -47,8 +47,8 @@ def table_schema(options: ReadOptions) -> tuple[Any, bool]:
 
 
 def row_format(options: ReadOptions, schema: Any, shapes: Iterable[MessageFormat]) -> RowFormat:
-    """Return the format of rows with this schema, for these messages. Raise `Invalid` if the two do not
-    fit."""
+    """Return the format of rows with this schema, for these messages. Raise `Invalid` if schema and messages
+    do not fit."""
     with as_options():
         value = value_of_all(options.value, shapes)
         if value == "csv":
@@ -90,7 +90,7 @@ def make_format(schema: Any, value: str, prefix: str, **bounds: Any) -> RowForma
 def _require_cases(names: Sequence[str], prefix: str) -> None:
     """Raise `Invalid` for a column whose name differs from a metadata column only in case.
 
-    To Spark both are the same, unless ``spark.sql.caseSensitive`` is set. The column would always be null.
+    To Spark the names are the same, unless ``spark.sql.caseSensitive`` is set. The column would be null.
     """
     meta = {f"{prefix}{key}".lower(): f"{prefix}{key}" for key in META}
     for name in names:

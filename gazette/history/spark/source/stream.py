@@ -52,8 +52,8 @@ from gazette.protocol.ids import JournalName, Offset
 from gazette.runtime.clock import Clock
 
 _DRIVER_BYTES: Final = 1 << 18
-"""Most bytes without a summary that the driver reads for a batch after the first. Bytes whose summaries tasks
-were asked for before do not count. Another batch, for tasks, takes longer than to read so few."""
+"""Greatest number of bytes without a summary that the driver reads for a batch after the first. Bytes whose
+summaries tasks were asked for before do not count. A batch that asks tasks takes longer."""
 _KEPT_MAX: Final = 10_000
 """Greatest number of pieces with a kept summary that are remembered."""
 

@@ -1,6 +1,6 @@
 """The offset of a stream: the sources of a checkpoint, in JSON. Pure.
 
-For each journal, it has an offset of the journal *and* the states of the producers at that offset. So only
+For each journal, it has the offset *and* the states of the producers at this offset of the journal. So only
 the journals and two such offsets determine the messages of a batch. Any process may plan the batch, any
 number of times.
 """
@@ -24,7 +24,7 @@ StreamOffset: TypeAlias = dict[str, Any]
 Optional: ``"life": "cluster.revision"`` is the life of the journal. ``"ahead": offset`` is the offset up to
 which tasks were asked for summaries. ``"since": clock`` is the least clock of the stream's messages, the same
 for all journals. ``"seen": {hex: clock}`` has `ProducerState.seen_at` of the producers with an open
-transaction, or whose clock is far from those of others. Version 0.1.0 neither writes nor reads it.
+transaction, or whose clock is far from those of others. Version 0.1.0 does not know ``seen``.
 """
 
 AT: Final = "at"
