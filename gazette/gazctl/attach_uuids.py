@@ -96,7 +96,7 @@ class PlaceInJson:
         return self._put(line, self._names, uuid) + b"\n"
 
     def _put(self, text: bytes, names: list[str], uuid: bytes) -> bytes:
-        """Return a JSON object with the UUID in the field at ``names``. Make the objects on the way to it.
+        """Return a JSON object with the UUID in the field at ``names``. Make absent objects on this path.
 
         Raise ``Invalid`` if ``text`` is no object, or if the field holds another value.
         """
@@ -222,7 +222,7 @@ def whole_records(
             else:
                 record, first_line = line, line_number
             if b'"' not in line or (first_line < line_number and line.count(b'"') % 2 == 0):
-                # An open record stays open if the quotes come in pairs. A new one without quotes is complete.
+                # Quotes in pairs leave an open record open. A new record without quotes is complete.
                 is_open = first_line < line_number
             else:
                 is_open = parse_record(record + b"\n", 0) is None

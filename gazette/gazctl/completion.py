@@ -56,7 +56,7 @@ def _words(command: Command) -> list[str]:
 
 
 def _literal_arguments(command: Command) -> list[str]:
-    """Return the only words that a command takes, as of ``bash|zsh|fish``; empty if it takes others."""
+    """Return the words of an argument such as ``bash|zsh|fish``; empty if a command takes other words."""
     words = command.arguments.split("|")
     return words if len(words) > 1 else []
 

@@ -75,7 +75,7 @@ class Context:
         return self.loaded.group(SharedFlags).timeout
 
     async def broker(self, file_root: Path | None = None) -> Client:
-        """Return a client of the brokers. ``file_root`` of the first call goes before that of the settings.
+        """Return a client of the brokers. ``file_root`` of the first call takes precedence over the settings.
 
         Raise ``Unavailable`` if no server answers at the address, ``Invalid`` if it is no broker or a setting
         is wrong, and the errors of `_signed_in`.
@@ -117,9 +117,9 @@ class Context:
     async def _signed_in(self, flags: C, what: str) -> C:
         """Return the flags with the token of `gazctl login`, which is renewed if that is due.
 
-        A token or keys that are given go before the sign-in. Its token is sent only to an address of the
-        context, or to one that is given beside --context: another address may be a stranger's. Raise the
-        error of a renewal that fails, or ``NotAllowed`` if the token has ended.
+        A given token or keys take precedence. The sign-in's token is sent only to an address of the context,
+        or to an address that is given beside --context: any other may be a stranger's. Raise the error of a
+        renewal that fails, or ``NotAllowed`` if the token has ended.
         """
         path = sign_in_path(self.environ, self.in_use) if self.in_use else None
         is_by_hand = self.loaded.sources[f"{what}.address"] == "flag" and self.is_given("context")

@@ -16,7 +16,7 @@ from gazette.runtime.numbers import is_digits
 def use(context: Context, _command: Command) -> int:
     """Use a context for all later commands.
 
-    Raise ``NotFound`` for an unknown context, and ``Invalid`` for that of a run, which ends with the run.
+    Raise ``NotFound`` for an unknown context, and ``Invalid`` for the context of a run: it ends with the run.
     """
     name = _name_of(context)
     with Contexts.changing(context.environ) as contexts:
@@ -77,7 +77,7 @@ def delete(context: Context, _command: Command) -> int:
 
 
 def show(context: Context, _command: Command) -> int:
-    """List all contexts, and mark the one in use: that of the only run if the user has chosen none."""
+    """List all contexts, and mark the context in use: of the only run if the user has chosen none."""
     contexts = Contexts.load(context.environ)
     runs = run_contexts(context.environ)
     current = contexts.current or (next(iter(runs)) if len(runs) == 1 else "")

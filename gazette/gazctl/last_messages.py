@@ -179,7 +179,7 @@ async def _next_line(
     """Return the offset of the first line that begins at ``offset``, which is above 0, or later.
 
     Look for a newline from the byte before ``offset`` on. Where bytes of the journal are missing, take the
-    next fragment's begin for that of a line. Return ``end`` if no line begins before.
+    next fragment's begin for the begin of a line. Return ``end`` if no line begins before.
     """
     params = ReadParams(journal, offset - 1, end_offset=end)
     async with client.retry_reader(params) as reader:

@@ -92,7 +92,7 @@ def _place(context: Context) -> tuple[str, Path]:
 
 
 def _asked(flags: LoginFlags, context: Context, path: Path) -> SignIn:
-    """Return what to ask the provider for: values of flags, else those of the last sign-in.
+    """Return the request to the provider: values of flags, else those of the last sign-in.
 
     Raise ``Invalid`` if neither gives the issuer and the client, or if the issuer is no URL of https.
     """
@@ -223,7 +223,7 @@ def _query_of(line: bytes) -> dict[str, str]:
 
 @asynccontextmanager
 async def _fetching() -> AsyncIterator[Fetch]:
-    """Yield a function that runs another one in a thread."""
+    """Yield a function that runs another function in a thread."""
     pool = BlockingPool("sign-in", 1)
     try:
         yield pool.run

@@ -96,7 +96,7 @@ def _context(
 
 
 def _handle_signals(context: Context) -> list[int]:
-    """Make SIGINT and SIGTERM end the command. Return a list: each signal that cancels it is added there."""
+    """Make SIGINT and SIGTERM end the command. Return a list, to which signals that cancel it are added."""
     task = asyncio.current_task()
     assert task is not None
     received: list[int] = []

@@ -20,7 +20,7 @@ class Splitter(Protocol):
     """Splitter of an input into records."""
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Return the records that end in ``data``, with their framing. Raise ``Invalid`` for a wrong one."""
+        """Return the records that end in ``data``, with their framing. Raise ``Invalid`` if one is wrong."""
         ...
 
     def finish(self) -> list[bytes]:

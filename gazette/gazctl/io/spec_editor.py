@@ -24,7 +24,7 @@ _ATTEMPTS_MAX: Final = 5
 
 
 class _EditorFailure(GazetteError):
-    """An editor that failed. ``saved`` is the text as it left it."""
+    """An editor that failed. ``saved`` is the text that the editor left."""
 
     def __init__(self, message: str, saved: str) -> None:
         super().__init__(message)

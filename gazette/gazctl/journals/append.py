@@ -200,7 +200,7 @@ class Appending:
         return f"appended {size}, in {records}, to {journals}"
 
     def stopped_by(self, error: GazetteError) -> GazetteError:
-        """Return the error of an input that is wrong after records that were appended."""
+        """Return the error of a wrong input, with a summary of the records that were appended before."""
         if not self._bytes:
             return error
         return GazetteError(
@@ -227,7 +227,7 @@ class Appending:
 
     def append_records(self, source: BinaryIO, splitter: Splitter, *, keys: bool) -> None:
         """Append each record in its own append. With ``keys``, each record follows a record with its key:
-        raise ``Invalid`` if the last key has none. Raise the error of an append that failed."""
+        raise ``Invalid`` if the last key has no record. Raise the error of an append that failed."""
         key: bytes | None = None if keys else b""
         ended = False
         while not ended:

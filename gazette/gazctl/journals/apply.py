@@ -138,7 +138,7 @@ def check_revision(name: str, revision: int) -> None:
 async def keep_suspensions(
     context: Context, client: Client, changes: Sequence[JournalChange]
 ) -> list[JournalChange]:
-    """Return the changes, each with what it leaves out of its journal's suspension (`_with_suspension`).
+    """Return the changes, each with the parts of a suspension that it leaves out: see `_with_suspension`.
 
     An update replaces the specification. Without its suspension a journal would resume, and its offsets
     would begin again at zero if its fragments are gone.
@@ -164,7 +164,7 @@ async def keep_suspensions(
 
 
 def _with_suspension(spec: JournalSpec, current: JournalSpec) -> JournalSpec:
-    """Return ``spec``, with what it leaves out of the present suspension: all of it, or only the offset."""
+    """Return ``spec`` with the parts of the present suspension that it lacks: all, or only the offset."""
     assert current.suspend is not None
     if spec.suspend is None:
         return replace(spec, suspend=current.suspend)

@@ -81,8 +81,8 @@ class FragmentRemover:
         """Return a journal's other stored fragments that lie within those of ``removed``.
 
         Brokers list one fragment for each offset. Once that fragment is removed, they would list a smaller
-        one that it covered, or a copy in another store. Report a store that cannot be listed: its fragments
-        are not returned.
+        fragment that it covered, or a copy in another store. Report a store that cannot be listed: its
+        fragments are not returned.
         """
         fragments: list[Fragment] = []
         for url in spec.fragment.stores:
@@ -130,7 +130,7 @@ class Spans:
         spans = sorted((fragment.begin, fragment.end) for fragment in fragments)
         self._begins = [begin for begin, _ in spans]
         self._ends = list(accumulate((end for _, end in spans), max))
-        """By index, the last offset of all fragments up to that of the same index in ``_begins``."""
+        """By index in ``_begins``: the greatest end of all fragments up to this index."""
 
     def cover(self, fragment: Fragment) -> bool:
         """Return True if ``fragment`` lies within one of the fragments."""

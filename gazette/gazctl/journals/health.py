@@ -42,7 +42,7 @@ async def run(context: Context) -> int:
 async def _problem_elsewhere(context: Context, client: Client, store: str) -> str:
     """Return the problem with the store that brokers of its journals have; empty without a problem.
 
-    They do not check the removal of objects. Report brokers that cannot be asked: they count as healthy.
+    These brokers do not check the removal of objects. Report brokers that do not answer, as healthy.
     """
     listed = await list_journals(context, client, EVERYTHING)
     journals = [journal for journal in listed.journals if store in journal.spec.fragment.stores]

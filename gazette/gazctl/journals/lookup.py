@@ -47,7 +47,7 @@ def journal_answering(
     context: Context, client: Client, journal: str
 ) -> AbstractAsyncContextManager[None]:
     """Bound calls about a journal in the block: see `Context.answering`. The error has the brokers' reason.
-    Close readers after the block: the client forgets the reasons of closed ones."""
+    Close readers after the block: the client forgets the reasons of closed readers."""
 
     async def reason() -> str:
         return await reason_of(client, journal)

@@ -89,7 +89,7 @@ def is_past(fragment: Fragment, oldest: float) -> bool:
 
 
 def _why_not(spec: JournalSpec) -> str:
-    """Return why a journal is not pruned; empty if it is."""
+    """Return why a journal is not pruned; empty if it is pruned."""
     if spec.labels.value_of(CONTENT_TYPE) == CONTENT_RECOVERY_LOG:
         return "skipped: a recovery log is pruned by `gazctl shards prune`"
     if not spec.fragment.retention_ns:

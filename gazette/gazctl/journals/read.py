@@ -144,7 +144,7 @@ class Reading:
     async def _follow_list(self, listed: JournalList, scope: TaskScope) -> None:
         """End the reads of journals that are not listed any more, and begin reads of new ones.
 
-        A journal that was deleted and created again between two lists is both.
+        A journal that was deleted and created again between two lists counts as both.
         """
         self._listed = {journal.spec.name: journal for journal in listed.journals}
         for name, read in self._reads.items():
@@ -155,7 +155,7 @@ class Reading:
                 scope.spawn(self._copy_lives(name, opened), name=name)
 
     def _created_at(self, name: str) -> int | None:
-        """Return the revision at which the listed journal was created; None if none is listed."""
+        """Return the revision at which the listed journal was created; None if no such journal is listed."""
         journal = self._listed.get(name)
         return None if journal is None else journal.create_revision
 
@@ -263,7 +263,7 @@ class Reading:
             yield
 
     def _amounts(self) -> tuple[int, int]:
-        """Return the bytes that are written, and their sum with the bytes that are still to be read."""
+        """Return the number of written bytes, and the total: these, and the bytes still to be read."""
         written = self.output.file.bytes_written
         missing = sum(
             max(0, read.reader.write_head - max(0, read.reader.offset))
@@ -303,8 +303,8 @@ def _temporary(path: Path) -> Path:
 
 
 def write_offsets(path: Path, offsets: Mapping[str, int], former: Path | None) -> None:
-    """Write offsets atomically. If ``path`` is ``former``, from which they were read, keep its old content
-    in a file with the suffix `PREVIOUS`."""
+    """Write offsets atomically. If ``path`` is ``former``, from which the offsets were read, keep its old
+    content in a file with the suffix `PREVIOUS`."""
     temporary = _temporary(path)
     temporary.write_text(json.dumps(dict(sorted(offsets.items())), indent=2) + "\n", "utf-8")
     if former is not None and former.exists() and path.exists() and former.samefile(path):

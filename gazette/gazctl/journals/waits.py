@@ -27,14 +27,14 @@ class WaitReasons:
     context: Context
     client: Client
     readers: dict[NotedReader, None] = field(default_factory=dict)
-    """A set in order: those that were asked about last are at its end."""
+    """A set in order: the readers that were asked about last are at its end."""
 
     def bounded(self, params: ReadParams) -> NotedReader:
         """Return a reader that raises ``Unavailable`` with the reason if a ``read`` takes --timeout."""
         return NotedReader(self, params, is_bounded=True)
 
     def unbounded(self, params: ReadParams) -> NotedReader:
-        """Return a reader that waits for as long as the cause lasts."""
+        """Return a reader that waits without a limit."""
         return NotedReader(self, params, is_bounded=False)
 
     @asynccontextmanager
@@ -61,7 +61,7 @@ class WaitReasons:
                     self.readers[reader] = None  # The next check begins with other readers.
 
     async def _reason(self, reader: NotedReader) -> str:
-        """Return the brokers' reason, or that the reader is beyond the end of its journal; else empty."""
+        """Return the brokers' reason, or a text if the reader is beyond the journal's end; else empty."""
         journal, offset = reader.params.journal, reader.offset
         reason = await reason_of(self.client, journal)
         if reason or not reader.block or offset <= 0:

@@ -54,7 +54,7 @@ async def ask_problems(
     shards: Sequence[ListedShard],
     selector: LabelSelector,
 ) -> tuple[dict[str, str], dict[str, GazetteError]]:
-    """Ask the members of shards what these wait for. Return the answers by shard id, and the errors by
+    """Ask the members of shards what the shards wait for. Return the answers by shard id, and the errors by
     endpoint."""
 
     async def ask(endpoint: str) -> dict[str, str]:

@@ -7,8 +7,8 @@ In doubt, each rule keeps a fragment:
    A forked shard that has written no files yet has its last segment in another log. Then the
    whole log that it writes is kept.
 3. A log is skipped if a shard that writes it lacks hints in a slot, or has hints without files there.
-4. Nothing is removed of any log if the listed fragments of one end before what hints need. The listing is
-   incomplete, or the hints are wrong.
+4. Nothing is removed of any log if the listed fragments of one log end before the offsets that hints need.
+   The listing is incomplete, or the hints are wrong.
 5. A log is skipped if it has an unpersisted fragment that no hints need. Either the fragment will
    be persisted soon, or the hints are not of this log.
 """

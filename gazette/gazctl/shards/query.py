@@ -95,7 +95,7 @@ async def run(context: Context) -> int:
 async def _state(
     context: Context, shard_id: ShardId, moment: Moment | None, directory: Path, pool: BlockingPool
 ) -> ShardState:
-    """Recover the newest state of a shard, or one of the past, into a directory."""
+    """Recover the newest state of a shard, or a past one, into a directory."""
     consumer, client = await context.consumer(), await context.broker()
     spec = (await get_shard(context, consumer, shard_id)).spec
     if not spec.recovery_log:

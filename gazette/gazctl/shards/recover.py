@@ -137,7 +137,7 @@ def sole_use(directory: Path) -> Iterator[None]:
 def check_directory(directory: Path, *, force: bool) -> None:
     """Remove the staging directory of an interrupted recovery.
 
-    Raise ``Invalid`` if the directory cannot be used, or has other files and not ``force``.
+    Raise ``Invalid`` if the directory cannot be used, or has other files without ``force``.
     """
     try:
         # An interrupted recovery may have left the staging directory. No other program uses it.

@@ -58,7 +58,7 @@ def _reads(shard: ListedShard, source: str) -> bool:
 
 def _change(shard: ListedShard, flags: RestartSourceFlags, created: int) -> ShardChange:
     """Return the change that labels a shard with the offset at which it begins in the present journal. With
-    --same-bytes, the label has no offset: the shard keeps its own."""
+    --same-bytes, the label has no offset: the shard keeps its own offset."""
     spec = shard.spec
     [name] = [
         source.journal

@@ -38,7 +38,7 @@ _COLUMNS: Final = (
     (72, ("Name", "Status", "Rate", "Lag", "Age", "Note")),
     (48, ("Name", "Rate", "Lag", "Age")),
 )
-"""Columns by the least width of the terminal. A narrower one shows the name and the column of the order."""
+"""Columns by the least width of the terminal. If it is narrower: the name, and the column of the order."""
 
 
 async def run(context: Context) -> int:

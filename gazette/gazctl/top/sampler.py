@@ -30,7 +30,7 @@ ONCE_CALLS_MAX: Final = 2000
 """The same for ``--once``."""
 _LIST_EVERY_S: Final = 10.0
 _LIST_SHARE: Final = 10
-"""Lists that take long come after this many times as long."""
+"""The pause after a list is this many times the time that the list took."""
 _LIST_S: Final = 15.0
 _ANSWER_S: Final = 3.0
 Key = tuple[str, str]
@@ -59,9 +59,9 @@ class Listed:
 class Sampler:
     """The journals and shards of a selector, and what is known of them. Loop-bound.
 
-    Every `_LIST_EVERY_S` seconds or more, both are listed, by one call each. Each refresh asks the shown
-    items, and as many others as `calls_max` permits, in turn. So a cluster of any size gets the same number
-    of calls.
+    Every `_LIST_EVERY_S` seconds or more, the journals and the shards are listed, by one call each. Each
+    refresh asks the shown items, and as many others as `calls_max` permits, in turn. So a cluster of any size
+    gets the same number of calls.
     """
 
     context: Context
@@ -76,7 +76,7 @@ class Sampler:
     """Number of items that the last refresh asked."""
     listed: Listed = field(default_factory=Listed)
     pause: Callable[[float, int], float] = _pause
-    """Returns seconds until the next list, from those that the last one took, and its items."""
+    """Function from the time that the last list took, and its items, to the seconds until the next list."""
     _list_at: dict[str, float] = field(default_factory=dict)
     _list_limit_s: dict[str, float] = field(default_factory=dict)
     _turn: int = 0
@@ -101,7 +101,7 @@ class Sampler:
         return chosen
 
     async def _list(self) -> None:
-        """Make the lists that are due. One that failed is due at once, or after a pause if refused."""
+        """Make the lists that are due. A failed list is due at once; a refused one, after a pause."""
         clock, now = self.context.clock, self.context.clock.monotonic()
         works = {"broker": self._list_journals, "consumer": self._list_shards}
         failed = self.problems.keys() - self.listed.refusals.keys()
@@ -176,9 +176,9 @@ class Sampler:
             yield
 
     def _choose(self, shown: Sequence[TopRow]) -> list[TopRow]:
-        """Return the items to ask: shown ones first, then those whose turn it is.
+        """Return the items to ask: first shown items, and then other items in turn.
 
-        Leave a quarter of the calls to the latter, unless this asks twice only.
+        Leave a quarter of the calls to the other items, unless this asks twice only.
         """
         keys = list(self.rows)
         chosen: dict[Key, TopRow] = {}
