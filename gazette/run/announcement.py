@@ -19,7 +19,7 @@ def announced(
     consumers: str,
     say: Callable[[str], object],
 ) -> Iterator[None]:
-    """Let `gazctl` find a run by a context, during the block. Say its name, or that addresses are needed."""
+    """Let `gazctl` find a run by a context, during the block. Say the context's name, or that it has none."""
     with ExitStack() as stack:
         run = RunContext(brokers, consumers, target, os.getcwd())
         try:

@@ -33,7 +33,7 @@ def banner(
     members: Sequence[tuple[str, str]],
     pids: Sequence[int] = (),
 ) -> list[str]:
-    """Return the lines. ``members`` has (gRPC, HTTP) addresses of each process, ``pids`` its process id."""
+    """Return the lines. ``members`` has the (gRPC, HTTP) addresses of the processes, ``pids`` their ids."""
     lines = [f"{target} runs as application {declaration.application}"]
     if state:
         lines.append(f"  state    {state}")

@@ -72,7 +72,7 @@ class ConsumptionReport:
         that."""
 
     async def look(self) -> list[str]:
-        """Return the news since the last look, as lines. There are none while the application is idle."""
+        """Return the news since the last look, as lines. Return no line while the application is idle."""
         now = self._clock.monotonic()
         members = self._members()
         answers = await asyncio.to_thread(_ask, members)

@@ -1,4 +1,4 @@
-"""``gazette test``, in a process where sets of texts have the same order as in each other one."""
+"""Runs ``gazette test`` in a process where sets of texts have the same order as in all others."""
 
 from __future__ import annotations
 

@@ -343,7 +343,7 @@ class RunSession:
 
     @asynccontextmanager
     async def _cluster(self, after_crash: bool) -> AsyncIterator[ClusterAddresses]:
-        """Yield the given addresses of a cluster, or those of one that runs during the block."""
+        """Yield the given addresses of a cluster, or those of a cluster that runs during the block."""
         brokers, etcd = self._addresses
         if brokers:
             self._check_ports()

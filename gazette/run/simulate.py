@@ -46,7 +46,7 @@ def run(argv: Sequence[str]) -> int:
     try:
         loaded = schema().load(argv, {})
         reports = sys.stdout
-        # What the user's code prints must not be among reports.
+        # Output of the user's code must not be among reports.
         with redirect_stdout(sys.stderr), opened_setup(loaded) as setup:
             return _Run(setup, loaded, argv, reports).run()
     except KeyboardInterrupt:

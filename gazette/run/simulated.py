@@ -143,7 +143,7 @@ def setup_of(loaded: Loaded) -> Setup:
 
 
 def _checked(loaded: Loaded) -> SimulationFlags:
-    """Return the flags. Raise ``Invalid`` for those with which no seed would run."""
+    """Return the flags. Raise ``Invalid`` for flags with which no seed would run."""
     flags = loaded.group(SimulationFlags)
     is_one = loaded.sources.get("seed") == "flag"
     for name, value in (("seeds", flags.seeds), ("first", flags.first), ("seed", flags.seed)):
@@ -184,7 +184,7 @@ def _function(module: Any, name: str, path: str) -> Callable[..., Any] | None:
 
 
 def _backfill(module: Any, application: type[Any], name: str) -> type[Any] | None:
-    """Return the named class, or that in the module of the application; None if neither exists.
+    """Return the named class, or the one in the module of the application; None if neither exists.
 
     Raise ``Invalid`` for a name that is no `Backfill` of the application.
     """
@@ -213,7 +213,7 @@ def _backfill(module: Any, application: type[Any], name: str) -> type[Any] | Non
 
 
 def fold_elsewhere(argv: Sequence[str]) -> int:
-    """Fold what a simulation asks for, on the standard streams. The user's code gets others."""
+    """Fold the inputs of a simulation, by the standard streams. The user's code gets other streams."""
     with os.fdopen(os.dup(0), "rb") as requests, os.fdopen(os.dup(1), "wb") as answers:
         with open(os.devnull) as nothing:
             os.dup2(nothing.fileno(), 0)

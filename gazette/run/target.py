@@ -71,8 +71,8 @@ class RunTarget:
     def load(self) -> Application[Any]:
         """Import the module, and return an object of its application.
 
-        Raise ``Invalid`` if that fails, and for a module without an application, or with several ones of
-        which none is named.
+        Raise ``Invalid`` if that fails, and for a module without an application, or with several applications
+        if no name is given.
         """
         module = self._import()
         if self.name:
@@ -94,7 +94,7 @@ class RunTarget:
         )
 
     def _import(self) -> ModuleType:
-        """Import the module. Raise ``Invalid`` if that fails in any way, also by `SystemExit`."""
+        """Import the module. Raise ``Invalid`` if that fails in any way, even by `SystemExit`."""
         try:
             sys.path.insert(0, self.directory)
             if self.path is None:

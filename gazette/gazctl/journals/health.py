@@ -40,9 +40,9 @@ async def run(context: Context) -> int:
 
 
 async def _problem_elsewhere(context: Context, client: Client, store: str) -> str:
-    """Return the problem with the store that brokers of its journals have; empty without a problem.
+    """Return the problem that brokers of its journals have with a store; empty for no problem.
 
-    These brokers do not check the removal of objects. Report brokers that do not answer, as healthy.
+    These brokers do not check removals. Brokers that cannot be asked count as healthy: report them.
     """
     listed = await list_journals(context, client, EVERYTHING)
     journals = [journal for journal in listed.journals if store in journal.spec.fragment.stores]

@@ -19,14 +19,14 @@ COMMANDS: Final = {
     "reset-head": ("journals", "reset-head"),
     "unassign": ("shards", "unassign", "--failed"),
 }
-"""By the names of their routes. Each takes one journal or shard, and ``--dry-run``."""
+"""Commands by the names of their routes. Each takes one journal or shard, and ``--dry-run``."""
 _TIMEOUT_S: Final = 20.0
 
 
 async def perform_change(
     context: Context, change: str, name: str, *, dry_run: bool
 ) -> dict[str, Any]:
-    """Run a command, and return it with its exit code and what it wrote."""
+    """Run a command. Return its words, its exit code and its output."""
     words = COMMANDS[change]
     is_journal = words[0] == "journals"
     with within("name"):

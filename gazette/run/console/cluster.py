@@ -1,7 +1,7 @@
-"""Asks brokers and members for what the pages show, while a page is open: `ClusterWatch`.
+"""Asks brokers and members for the data of pages, while a page is open: `ClusterWatch`.
 
-Number and size of the last answers set the pace at which they are asked for again. So what a server spends on
-a console does not grow with the cluster. It is nothing while no page is open.
+The number and size of the last answers set the pace of the next questions. So the cost for a server does not
+grow with the cluster. While no page is open, there is no cost.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from gazette.runtime.timeouts import timeout
 _EVERY_S: Final = 3.0
 """Least time between two refreshes."""
 _ITEM_S: Final = 3e-3
-"""Seconds between two lists for each journal and shard of the last one: it takes a server some 20 us."""
+"""Seconds between two lists for each item of the last list: an item takes a server some 20 us."""
 _CALL_S: Final = 0.05
-"""Seconds between refreshes for each call of the last one: it takes a broker some 0.3 ms."""
+"""Seconds between refreshes for each call of the last refresh: a call takes a broker some 0.3 ms."""
 _OPEN_S: Final = 12.0
 """Seconds after its last question for which a page counts as open: each page asks every few seconds."""
 _CALLS_MAX: Final = 140
 """Greatest number of calls of a refresh: a page has at most 100 rows."""
 _MEMBER_EVERY_S: Final = 5.0
 _BYTE_S: Final = 8e-6
-"""Seconds between two scrapes for each byte of the last one: a byte takes a member less than 80 ns."""
+"""Seconds between two scrapes for each byte of the last scrape: a byte takes a member less than 80 ns."""
 _FETCH_S: Final = 3.0
 _FETCH_THREADS: Final = 4
 _FIRST_S: Final = 20.0
@@ -66,14 +66,14 @@ class SeenMember:
 
     listed: ListedMember
     not_ready: str = ""
-    """Why it does not serve, in its own words; empty if it does."""
+    """Why the member does not serve, in its own words; empty if it serves."""
     error: str = ""
-    """Why it did not answer."""
+    """Why the member did not answer."""
     problems: dict[str, str] = field(default_factory=dict)
-    """Problems of its journals or shards, by name."""
+    """Problems of the member's journals or shards, by name."""
     scrape: Scrape | None = None
     shards: list[dict[str, Any]] = field(default_factory=list)
-    """Its shards, as its page ``/debug/shards`` describes them."""
+    """The member's shards, as its page ``/debug/shards`` describes them."""
     next_at: float = 0.0
 
 
@@ -158,7 +158,7 @@ class ClusterWatch:
         return "".join(f" --{name}={shlex.quote(value)}" for name, value in flags.items())
 
     def problems(self) -> dict[tuple[str, str], str]:
-        """Return what brokers and members say of their journals and shards, by family and name."""
+        """Return the problems that brokers and members report of journals and shards, by family and name."""
         problems: dict[tuple[str, str], str] = {}
         for (family, _), member in self.members.items():
             what = "journal" if family == "broker" else "shard"
@@ -178,7 +178,7 @@ class ClusterWatch:
         await each("members", due, self._ask)
 
     def _note_members(self) -> None:
-        """Follow the lists: forget members that they do not name any more."""
+        """Follow the lists: forget members that no list names any more."""
         listed, members = self.sampler.listed, dict[tuple[str, str], ListedMember]()
         journal_routes = [journal.route for journal in listed.journals.values()]
         shard_routes = [shard.route for shard in listed.shards.values()]
@@ -192,7 +192,7 @@ class ClusterWatch:
             del self.members[key]
 
     async def _ask(self, key: tuple[str, str]) -> None:
-        """Ask one member by its calls and pages. Note what it answers, or why it does not."""
+        """Ask one member by its calls and pages. Note its answers, or why it does not answer."""
         family, endpoint = key
         member, clock = self.members[key], self.context.clock
         begun, size = clock.monotonic(), 0
@@ -220,7 +220,7 @@ class ClusterWatch:
     def _pages(self, family: str, endpoint: str) -> tuple[str, str, str]:
         """Return readiness, metrics and shards of a member. Blocks. Raise ``Unavailable``.
 
-        Its gRPC port serves HTTP, too. Members with ``--debug.private`` do not serve these pages there.
+        The gRPC port serves HTTP, too. With ``--debug.private``, it does not serve these pages.
         """
         flags = self.context.loaded.group(BrokerFlags if family == "broker" else ConsumerFlags)
         tls, reasons = tls_of(flags), list[str]()
@@ -246,7 +246,7 @@ class ClusterWatch:
 
 
 def shards_in(text: str) -> list[dict[str, Any]]:
-    """Return the shards of a page ``/debug/shards``. Leave out what has another form."""
+    """Return the shards of a page ``/debug/shards``. Leave out values of another form."""
     try:
         document = msgspec.json.decode(text) if text else {}
     except (msgspec.DecodeError, RecursionError):

@@ -106,7 +106,7 @@ async def _until_signal(loaded: Loaded, in_use: str) -> int:
         prefix="gazette-ui-", dir=flags.scratch_dir, ignore_cleanup_errors=True
     ) as scratch:
         async with serving(context, flags, key, Path(scratch)) as url:
-            # A key that was given is known: others may read where this is printed.
+            # The user knows a given key. Do not print it: others may read the output.
             print(f"console  {url}?key={f'${KEY_ENV}' if given_key else key}", flush=True)
             if not is_loopback(flags.host):
                 print(

@@ -131,7 +131,7 @@ class Console:
         return journal
 
     def _require_listed(self, what: str) -> None:
-        """Raise ``Unavailable`` if the last list failed: what it lacks may exist."""
+        """Raise ``Unavailable`` if the last list failed: an item that it lacks may exist."""
         if problem := self._watch.sampler.problems.get(what):
             raise Unavailable(f"the {what} does not answer: {problem}", hint="It is asked again.")
 
@@ -300,14 +300,14 @@ class Console:
         described = views.described_by_id(self._watch)
         name = journal.spec.name
         shards = [shard for shard in listed.shards.values() if shard.spec.recovery_log]
-        # Those that are known to publish there come first: what is known may be some seconds old.
+        # Shards that are known to publish there come first. The descriptions may be some seconds old.
         shards.sort(key=lambda shard: name not in views.outputs_of(shard, described))
         lineage = Lineage(await self._context.broker(), self._states, listed.journals)
         return await lineage.trace(journal, number(arguments, "offset"), shards)
 
 
 def waiting(make: Answer) -> Answer:
-    """Return an answer that says how far a state is while it is being recovered."""
+    """Return an answer that shows the progress while a state is being recovered."""
 
     async def answer(arguments: Arguments) -> dict[str, Any]:
         try:

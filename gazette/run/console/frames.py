@@ -55,7 +55,7 @@ class FrameCutter:
         self._begin = self._at = offset
         self._head = bytearray()
         self._left = 0
-        """Bytes of a fixed frame that are still to come; 0: its header is to come."""
+        """Bytes of a fixed frame that are still to come; 0: the header is to come."""
 
     @property
     def begin(self) -> Offset:
@@ -121,7 +121,7 @@ class FrameCutter:
 def message_of(frame: CutMessage, content_type: str, place: str) -> dict[str, Any]:
     """Return a frame for a page, which shows the fields of protobuf by their numbers.
 
-    ``place`` is that of the UUID in JSON: names joined by dots.
+    ``place`` is the place of the UUID in JSON: names joined by dots.
     """
     text, fields = "", ""
     if content_type == CONTENT_PROTO_FIXED:
@@ -149,7 +149,7 @@ def message_of(frame: CutMessage, content_type: str, place: str) -> dict[str, An
 
 
 def _uuid_in(text: str, content_type: str, place: str) -> bytes:
-    """Return the UUID of a line; empty if it has none. A line that was cut is searched for it."""
+    """Return the UUID of a line; empty if it has none. Search a cut line for it, too."""
     value: Any = text.partition(",")[0].strip('"') if content_type == CONTENT_CSV else ""
     if content_type == CONTENT_JSON_LINES:
         try:

@@ -23,7 +23,7 @@ READ_BYTES_MAX: Final = 16 << 20
 """Bytes that are read for one answer."""
 _PIECE_BYTES: Final = 1 << 17
 _LAST_BYTES: Final = (1 << 16, 1 << 19, 1 << 22, READ_BYTES_MAX)
-"""Bytes that are read for the last messages, until they suffice."""
+"""Numbers of bytes to read for the last messages: the next one, if a number does not suffice."""
 _READ_S: Final = 8.0
 _CLOSE_BYTES: Final = 1 << 16
 """Bytes between two offsets at which a search for a time ends. The rest is read."""
@@ -31,7 +31,7 @@ _CLOSE_BYTES: Final = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class JournalReads:
-    """Reads of one journal. ``client`` is that of the caller."""
+    """Reads of one journal. ``client`` is the caller's."""
 
     client: Client
     journal: ListedJournal
@@ -62,7 +62,7 @@ class JournalReads:
         )
 
     async def last(self, count: int) -> dict[str, Any]:
-        """Return the last messages. Those that begin before the last `READ_BYTES_MAX` bytes are left out."""
+        """Return the last messages. Leave out messages before the last `READ_BYTES_MAX` bytes."""
         begin, head = await self.bounds()
         document, read_from = dict[str, Any](), head
         for size in _LAST_BYTES:
@@ -81,7 +81,7 @@ class JournalReads:
         return {**document, "first": begin, "head": head}
 
     async def following(self, offset: Offset, count: int, seen: Offset) -> dict[str, Any]:
-        """Return messages from an offset on at which one begins. Read nothing if ``seen`` is the head."""
+        """Return messages from ``offset`` on, where one begins. Read nothing if ``seen`` is the head."""
         begin, head = await self.bounds()
         at = max(offset, begin)
         document = await self.window(at, count, at if head == seen else head)
@@ -120,9 +120,9 @@ class JournalReads:
     ) -> dict[str, Any]:
         """Return at most ``count`` messages of ``[offset, end)``, and where the next one begins.
 
-        ``behind`` is True if there may be more: a limit was reached, and the notes say which. With ``align``,
-        begin after the message that the byte before ``offset`` is of. Leave out messages that are older than
-        ``since_ms``.
+        ``behind`` is True if there may be more messages: a limit was reached, and the notes say which. With
+        ``align``, begin after the message that has the byte before ``offset``. Leave out messages that are
+        older than ``since_ms``.
         """
         self.require_messages()
         is_fixed = self.content_type == CONTENT_PROTO_FIXED
@@ -160,7 +160,7 @@ class JournalReads:
         return {"messages": messages, "next": following, "behind": behind, "notes": notes}
 
     def require_messages(self) -> None:
-        """Raise ``Invalid`` for a journal that has no messages to show, with what shows it."""
+        """Raise ``Invalid`` for a journal that has no messages to show, with the reason."""
         spec = self.journal.spec
         if self.content_type == CONTENT_RECOVERY_LOG:
             raise Invalid(

@@ -1,4 +1,4 @@
-"""From an output back: the transaction of a shard that published a message, and what it read and changed."""
+"""Traces a message to the transaction of a shard that published it, with its inputs and changes."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _SHARDS_MAX: Final = 6
 """Greatest number of shards that are looked at for the producer of a message."""
 _COMMITS_MAX: Final = 6
 _RECOVERIES_MAX: Final = 2
-"""Greatest number of states that are recovered for one answer. Their checkpoints are known for the next."""
+"""Greatest number of states that are recovered for one answer. The next answer knows their checkpoints."""
 _CLOCKS_MS: Final = 2
 """Milliseconds by which a commit may seem older than the acknowledgement that it holds."""
 
 
 class Lineage:
-    """Traces messages to transactions. ``journals`` are those that are listed, by name."""
+    """Traces messages to transactions. ``journals`` are the listed journals, by name."""
 
     def __init__(self, client: Client, states: States, journals: dict[str, ListedJournal]) -> None:
         self._client = client
@@ -95,7 +95,7 @@ class Lineage:
     async def _commit(
         self, shard: ListedShard, journal: str, reads: JournalReads, ack: dict[str, Any]
     ) -> LoggedCommit | None:
-        """Return the commit whose checkpoint has the acknowledgement; None if the shard has none such."""
+        """Return the commit whose checkpoint has the acknowledgement; None if no commit has it."""
         commits = await commits_near(self._client, shard.spec.recovery_log, ack["time_ms"])
         later = [commit for commit in commits if commit.time_ms >= ack["time_ms"] - _CLOCKS_MS]
         for commit in later[:_COMMITS_MAX]:

@@ -28,7 +28,7 @@ class LoggedCommit:
 
 
 def operations_in(data: bytes, base: Offset) -> Iterator[RecordedOp]:
-    """Yield the operations of some bytes of a log, from the first one that begins there. No IO."""
+    """Yield the operations of some bytes of a log, from the first operation that begins there. No IO."""
     at = 0
     while (at := data.find(MAGIC, at)) >= 0 and at + HEADER_LENGTH <= len(data):
         length = frame_length(data, at)
@@ -61,7 +61,7 @@ def commits_in(data: bytes, base: Offset) -> list[LoggedCommit]:
 
 
 async def last_commits(client: Client, log: JournalName, count: int) -> dict[str, Any]:
-    """Return the bounds of a log, its last commits, and the time of the first one that it still has."""
+    """Return the bounds of a log, its last commits, and the time of its first commit."""
     begin, head = await bounds_of(client, log)
     start = max(begin, head - TAIL_BYTES)
     commits = commits_in(await read_bytes(client, log, start, head), start)

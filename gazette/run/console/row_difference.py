@@ -71,7 +71,7 @@ class _Comparison:
         return difference
 
     def _described(self, schema: str, name: str) -> tuple[list[str], list[str]]:
-        """Return the columns of a table, and those of its key."""
+        """Return the columns of a table, and the columns of its key."""
         listing = "SELECT name, pk FROM pragma_table_xinfo(?, ?) WHERE hidden != 1"
         rows: list[Any] = self.connection.execute(listing, (name, schema)).fetchall()
         key = sorted((place, column) for column, place in rows if place)
@@ -84,7 +84,7 @@ class _Comparison:
         return bool(self.connection.execute(" UNION ALL ".join(tables) + " LIMIT 1").fetchall())
 
     def _compare_by_key(self, difference: TableDifference) -> None:
-        """Compare rows by their keys. Keys are equal as the table has it, values if no bit differs."""
+        """Compare rows by their keys. Keys are equal by the table's rules; values, if no bit differs."""
         table, columns = _quoted(difference.name), difference.columns
         width = len(columns)
         keys = " AND ".join(f"x.{_quoted(name)} = y.{_quoted(name)}" for name in difference.key)
@@ -120,7 +120,7 @@ class _Comparison:
             )
 
     def _compare_by_number(self, difference: TableDifference) -> None:
-        """Compare how often each row is there, of a table without a key."""
+        """Compare how often each row of a table without a key occurs."""
         numbered = [f"c{place}" for place in range(len(difference.columns))]
         named = ", ".join(
             f"{_quoted(column)} AS {name}"
@@ -158,7 +158,7 @@ class _Comparison:
 
 
 def differences(connection: apsw.Connection, own: Collection[str]) -> list[TableDifference]:
-    """Return the tables that differ between the schemas ``a`` and ``b``, but for ``own`` ones. Blocks."""
+    """Return the tables that differ between the schemas ``a`` and ``b``, except ``own`` ones. Blocks."""
     comparison = _Comparison(connection)
     try:
         tables = [comparison.table(name) for name in comparison.names(own)[:TABLES_MAX]]

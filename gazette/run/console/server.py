@@ -32,7 +32,7 @@ _TYPES: Final = {
     ".svg": "image/svg+xml",
 }
 ANSWER_S: Final = 40.0
-"""Longest time of an answer. What waits for servers has a shorter limit, and says what it waits for."""
+"""Longest time of an answer. A wait for servers has a shorter limit, and its error says for what."""
 
 
 def application(reads: Mapping[str, Answer], changes: Mapping[str, Answer]) -> Starlette:
@@ -89,7 +89,7 @@ async def _arguments(request: Request) -> dict[str, str]:
     if request.method != "POST":
         return single_arguments(request)
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
-        # A form of another page would be sent without asking.
+        # A browser would send a form of another page without asking.
         raise Refusal(415, "the body must be application/json")
     try:
         value = json.loads(await bounded_body(request))

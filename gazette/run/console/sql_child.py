@@ -37,9 +37,9 @@ _FLAGS: Final = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE | apsw.SQLI
 def main() -> None:
     """Read a job from standard input. Write its answer to standard output."""
     job = json.load(sys.stdin.buffer)
-    _limit(resource.RLIMIT_FSIZE, 0)  # It writes no file.
+    _limit(resource.RLIMIT_FSIZE, 0)  # The child writes no file.
     _limit(resource.RLIMIT_CPU, CPU_S)
-    if sys.platform == "linux":  # Others count memory that is never used.
+    if sys.platform == "linux":  # Other systems count memory that is never used.
         _limit(resource.RLIMIT_AS, MEMORY_MAX)
     try:
         output = json.dumps({"answer": answer_of(job)})

@@ -1,6 +1,6 @@
 """States of shards at moments, recovered from their recovery logs into a scratch directory: `States`.
 
-Members answer no SQL. So a state is what the log has, and a member spends nothing on it but hints.
+Members do not answer SQL. So a state is recovered from its log, and a member only gives the hints.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from gazette.runtime.tasks import BlockingPool, TaskScope
 
 T = TypeVar("T")
 _Life: TypeAlias = tuple[ShardId, Revision, JournalLife | None]
-"""A shard, and the lives of it and of its log. One of them that is made again has other states."""
+"""A shard, its life, and the life of its log. A shard or log that is created again has other states."""
 _Key: TypeAlias = tuple[_Life, str]
 """A life, and a moment of it."""
 
@@ -51,7 +51,7 @@ RECOVERIES_MAX: Final = 2
 LOG_BYTES_MAX: Final = 2 << 30
 """Bytes of a log that are read for one state."""
 WAIT_S: Final = 8.0
-"""Longest wait of an answer for a state. The page asks again, and shows how far it is."""
+"""Longest wait of an answer for a state. The page asks again, and shows the progress."""
 CHECKPOINTS_MAX: Final = 1000
 _CLOSE_S: Final = 2.0
 _JSON_TABLES: Final = "tables.db"
@@ -106,15 +106,15 @@ class ReadLogs(BrokerLogs):
 
 @dataclass(frozen=True, slots=True)
 class StateFiles:
-    """A state in files. ``offset`` is that of the log at which it ends, ``time`` that of its last commit."""
+    """A state in files. It ends at ``offset`` of the log. ``time`` is the time of its last commit."""
 
     store: StateKind
     offset: Offset
     time: datetime | None
     checkpoint: Checkpoint | GazetteError
-    """Or why it has none."""
+    """The checkpoint, or why the state has none."""
     database: Path | GazetteError
-    """Database with its tables, or why it has none."""
+    """Database with the tables of the state, or why it has none."""
 
     @property
     def own_tables(self) -> list[str]:
@@ -160,7 +160,7 @@ def _tables_of(document: Any, path: Path) -> Path:
 
 @dataclass(slots=True)
 class _Opening:
-    """A state that is being recovered, or was. Only one without ``users`` is removed."""
+    """A state that is being recovered, or was recovered. It may be removed only without ``users``."""
 
     directory: Path
     task: asyncio.Task[StateFiles | GazetteError] = field(init=False)
@@ -210,8 +210,8 @@ class States:
     async def state(self, shard: ListedShard, at: str) -> StateFiles:
         """Return a state at a moment: a time, an offset of the shard's log, or a checkpoint.
 
-        Its files may be gone when this returns. Raise ``StillRecovering`` with the progress after some
-        seconds. Raise the errors of `open_at`.
+        The state's files may be gone when this returns. Raise ``StillRecovering`` with the progress after
+        some seconds. Raise the errors of `open_at`.
         """
         async with self._using(shard, at) as state:
             return state
@@ -273,7 +273,7 @@ class States:
             opening.users -= 1
 
     def _opening(self, shard: ListedShard, key: _Key) -> _Opening:
-        """Return the opening of a state. It begins at once: two requests never recover the same twice."""
+        """Return the opening of a state. It begins at once: two requests never recover the same state."""
         spec, moment = shard.spec, Moment.parse(key[1])
         if self._is_closed:
             raise _closed()

@@ -12,7 +12,7 @@ BARS_MAX: Final = 160
 
 
 def timeline(stored: Sequence[StoredFragment], head: int) -> dict[str, Any]:
-    """Return the bars, at most `BARS_MAX`, and sums. Neighbours are one bar if there are more."""
+    """Return the bars, at most `BARS_MAX`, and sums. Join neighbours if there are more."""
     ordered = sorted(stored, key=lambda listed: (listed.fragment.begin, listed.fragment.end))
     size = max(1, -(-len(ordered) // BARS_MAX))
     groups = [ordered[at : at + size] for at in range(0, len(ordered), size)]

@@ -136,7 +136,7 @@ def _shard_verdict(
 
 
 def grouped(verdicts: Iterable[Verdict]) -> list[dict[str, Any]]:
-    """Return verdicts for the page, most urgent first. Those of one reason are one, with their names."""
+    """Return verdicts for the page, most urgent first. Verdicts of one reason become one, with all names."""
     groups: dict[tuple[int, str, str, str], list[Verdict]] = {}
     for verdict in verdicts:
         key = (verdict.severity, verdict.family, verdict.reason, verdict.advice)

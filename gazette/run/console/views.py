@@ -45,7 +45,7 @@ def cluster_document(watch: ClusterWatch, now: float) -> dict[str, Any]:
 def grouped_verdicts(
     watch: ClusterWatch, families: Container[str] = FAMILIES, names: Container[str] | None = None
 ) -> list[dict[str, Any]]:
-    """Return what is wrong, or what is wrong with some families or some things."""
+    """Return the verdicts on the cluster, or on some families or names."""
     groups = grouped(
         verdict
         for verdict in all_verdicts(watch)
@@ -142,7 +142,7 @@ def application_name(shards: Iterable[ListedShard]) -> str:
 
 
 def page_of(rows: Sequence[Any], page: str) -> tuple[Sequence[Any], dict[str, int]]:
-    """Return the rows of a page, and what the page says about all. Raise ``Invalid`` for no number."""
+    """Return the rows of a page, and its place among all. Raise ``Invalid`` unless ``page`` is a number."""
     if not page.isdecimal() or len(page) > 9:
         raise Invalid(f"invalid page ({page[:20]!r}; expected a number)", path="page")
     pages = max(1, -(-len(rows) // PAGE_ROWS))

@@ -187,7 +187,7 @@ class LocalCluster:
                 f"--broker.bind-host={self.settings.host}",
                 f"--broker.http-port={http_port}",
                 f"--broker.spool-dir={spools}",
-                # Brokers are stopped together: none is left to take over.
+                # Brokers are stopped together: no broker is left to take over.
                 "--broker.drain-timeout=0s",
             )
         log_path = self.directory / "logs" / f"{name}.log"

@@ -31,8 +31,8 @@ async def console_beside(
 ) -> AsyncIterator[None]:
     """Run a console for some addresses during the block, and say its address. It serves a second later.
 
-    Say so if it ends before. ``directory`` holds its log, and the states that it shows. Settings of the user
-    for other clusters do not reach it.
+    Say if the console ends before the block. ``directory`` holds its log, and the states that it shows.
+    Settings of the user for other clusters do not reach it.
     """
     port, key = free_port(), secrets.token_urlsafe(24)
     scratch = directory / "console"
