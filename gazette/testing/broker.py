@@ -95,9 +95,9 @@ class BrokerFixture:
         """Start a broker, and wait until it is ready.
 
         The broker makes its own connection to the endpoints of ``etcd``. ``settings`` are fields of
-        ``BrokerSettings``, ``server`` fields of ``ServerSettings``. ``constructors`` replace the
-        blob stores, and ``disk`` replaces the disk of spools. ``client`` uses ``peer_tls``, and so
-        does the broker when it calls brokers.
+        ``BrokerSettings``, ``server`` fields of ``ServerSettings``. ``constructors`` replace the blob stores,
+        and ``disk`` replaces the disk of spools. ``client``, and the broker's own calls to brokers, use
+        ``peer_tls``.
         """
         clock = SystemClock() if clock is None else clock
         file_root = tmp_path / "root"

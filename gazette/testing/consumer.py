@@ -226,7 +226,7 @@ class ConsumerFixture:
 
     async def await_standby(self, shard_id: str) -> None:
         """Wait until this member is a standby of the shard that has played its log back. Raise
-        ``GazetteError`` with the errors of its status if it fails. Wait on if it becomes primary."""
+        ``GazetteError`` with the errors of its status if it fails. If it becomes primary, go on waiting."""
         await self.await_status(shard_id, ReplicaCode.STANDBY, of_primary=False)
 
     async def await_replicas(self, shard_id: str, count: int) -> None:
@@ -247,8 +247,8 @@ class ConsumerFixture:
         return shard
 
     def store(self, shard_id: str) -> Any:
-        """Return the store of a shard. Raise ``NotFound`` if this member has no replica, or one without a
-        store: a standby has none."""
+        """Return the store of a shard. Raise ``NotFound`` if this member has no replica, or a replica without
+        a store, such as a standby."""
         store = self.shard(shard_id).store
         if store is None:
             raise NotFound("this member is not the shard's primary", shard=shard_id)
@@ -331,7 +331,7 @@ class ConsumerFixture:
     async def die(self) -> None:
         """Crash the member, and revoke its lease at once. So a test can use long leases.
 
-        On a busy machine, even members that run lose a short lease.
+        On a busy machine, even running members lose a short lease.
         """
         leases = await leases_of(self.etcd, self.service.settings.root, self.service.settings.id)
         await self.crash()

@@ -114,7 +114,7 @@ class MemoryJournals:
             append.future.set_exception(Closed("the process has crashed"))
 
     def enqueue(self, append: _Append) -> None:
-        """Apply an append as soon as its futures are done, after those that were enqueued before."""
+        """Apply an append as soon as its futures are done, after all appends that were enqueued before."""
         with self._lock:
             self._of(append.params.journal).queue.append(append)
         for future in append.waits:

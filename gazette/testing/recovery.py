@@ -33,10 +33,9 @@ class MemoryLog:
     """A recovery log in memory, with the append methods that recorders use.
 
     ``data`` is the log. ``ends`` has the offset at which each append with content ended. A real log is cut
-    only there, since appends are atomic. Appends take effect at once. If ``held`` is set, they take
-    effect with ``release_held``, in order. Once ``failure`` is set, every append fails with it.
-    ``dependencies`` has, for each future that an append had to wait for, the offsets of these
-    appends.
+    only there, since appends are atomic. Appends take effect at once. If ``held`` is set, they take effect
+    with ``release_held``, in order. Once ``failure`` is set, every append fails with it. ``dependencies``
+    has, by future, the offsets of the appends that had to wait for it.
     """
 
     def __init__(self, data: bytes = b"") -> None:
@@ -353,6 +352,6 @@ def take_over(
 
 
 def pruned(log: bytes | bytearray, hints: FSMHints) -> bytes:
-    """Return a log with zeros in place of all bytes before those that hints need."""
+    """Return a log with zeros in place of all bytes before the bytes that hints need."""
     begin = min(node.segments[0].first_offset for node in hints.live_nodes)
     return bytes(begin) + bytes(log[begin:])

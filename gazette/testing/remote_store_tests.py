@@ -130,7 +130,7 @@ class RemoteStoreTests(ABC):
         check_restored(restored, 0)
 
     def test_state_and_checkpoint_are_restored(self) -> None:
-        """Check that each of several owners restores what the one before has committed."""
+        """Check that each of several owners restores the last commit of the owner before."""
         for number in range(1, 5):
             store, restored = self._owner()
             check_restored(restored, number - 1)
@@ -157,7 +157,7 @@ class RemoteStoreTests(ABC):
         check_restored(self._owner()[1], 3)
 
     def test_the_schema_is_created_by_many_at_once(self) -> None:
-        """Check that many may create the schema at once, and that this loses nothing while it is in use."""
+        """Check that many may create the schema at once, even while it is in use, without loss."""
         store, _ = self._owner()
         self._commit(store, 1)
         errors: list[BaseException] = []

@@ -61,8 +61,8 @@ def simulate(
     `Backfill` by which states are rebuilt, by default one in the module of the application. ``database`` is
     the URL of an empty database of PostgreSQL, for a SQLStore: each run has a copy.
 
-    The class and the functions are imported by their names in another process. Raise ``Invalid`` for those
-    that are no names of a module.
+    The class and the functions are imported by their names in another process. Raise ``Invalid`` for one that
+    its module does not have by name.
     """
     numbers = range(1, seeds + 1) if isinstance(seeds, int) else seeds
     if not numbers or numbers.start < 1 or numbers.step != 1:

@@ -29,7 +29,7 @@ class AppFaults:
         self._node = SimNode(run.cluster.loop, "faults")
         self._clock = NodeClock(run.cluster.loop)
         self.until = 0.0
-        """When the last fault is over."""
+        """Time at which the last fault is over."""
 
     async def strike_later(self, fault: PlannedFault) -> None:
         await self._clock.sleep(fault.at)

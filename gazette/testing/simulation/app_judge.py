@@ -40,7 +40,7 @@ _FOLDS_MAX: Final = 64
 
 
 class Judge:
-    """The judge of one run. ``elsewhere`` also folds in another process; None: this process folds only."""
+    """The judge of one run. ``elsewhere`` also folds in another process; None: only this process folds."""
 
     def __init__(
         self, run: AppRun, user: UserSurroundings, elsewhere: Elsewhere | None = None
@@ -111,7 +111,7 @@ class Judge:
         return Input(spec, setup.journals, self._ended.content, steps, setup.source_names)
 
     def _answered(self) -> list[Finding]:
-        """Require that each query got the state of a commit, and none that is older than permitted."""
+        """Require that each query got the state of a commit, and no state older than permitted."""
         judge = QueryJudge(
             self._run.history,
             self._run.specs,
@@ -155,7 +155,7 @@ class Judge:
         return []
 
     def _name_of(self, shard_id: str) -> str:
-        """Return the name of a shard's state: a database has that of all shards."""
+        """Return the name of a shard's state: a database has one state for all shards."""
         return "the database" if self._setup.database is not None else f"the state of {shard_id}"
 
     def _travelled(self) -> list[Finding]:
@@ -211,7 +211,7 @@ class Judge:
                 return [Finding(f"in another process, {shard_id} fails: {result}", hint="set")]
             results[shard_id] = result
         if self._setup.database is not None:
-            # Shards share their rows, and the last answer has those of all.
+            # Shards share their rows, and the last answer has the rows of all.
             last = [*results.values()][-1].state
             results = {shard_id: replace(each, state=last) for shard_id, each in results.items()}
         wrong = self._deviation(results)

@@ -73,11 +73,11 @@ class AppCluster(MemberCluster):
     def __init__(self, setup: Setup, seed: int, *, trace: bool = False) -> None:
         self.setup, self.seed = setup, seed
         self.database: Any = None
-        """The `SimDatabase` of a SQLStore; None without one."""
+        """The `SimDatabase` of a SQLStore; None without a SQLStore."""
         super().__init__(seed, trace=trace)
         self.on_member_exited: Callable[[Any], None] = lambda process: None
         self.timers_until = float("inf")
-        """When the time of timers begins to stand still, so that they come to rest."""
+        """Time from which on the clock of timers stands still, so that timers come to rest."""
         self.clocks: list[NodeClock] = []
         """The clocks of members and publishers."""
         self._passed_s = 0.0

@@ -130,7 +130,7 @@ class AppRun:
         return chosen
 
     def use(self, database: Any) -> None:
-        """Let a SQLStore have a database. None: it is refused."""
+        """Let a SQLStore have a database. None: a SQLStore is refused."""
         self.cluster.database = self.user.database = database
         if database is None:
             return
@@ -374,7 +374,7 @@ class AppRun:
         cluster.late.clear()
 
     async def _quiet(self, client: Client) -> bool:
-        """Wait until every shard has consumed all of its input, and rests. Return False if one does not."""
+        """Wait until every shard has consumed its input, and rests. Return False if a shard does not."""
         heads = {}
         for spec in self.specs:
             for source in spec.sources:

@@ -305,7 +305,7 @@ class Cluster:
     # Brokers.
 
     def start_broker(self, host: str, id: str | None = None) -> Any:
-        """Start a process of a broker. Without ``id``, it has that of the former process."""
+        """Start a process of a broker. Without ``id``, it has the id of the former process."""
         before = self.brokers.get(host)
         chosen = id or (before.id if before is not None else host)
         process = self._new_broker(host, chosen, len(self.processes) + 1)
@@ -364,7 +364,7 @@ class Cluster:
         return client_of(self.network, node, *hosts, fragments=fragments)
 
     def close(self) -> None:
-        """Forget the nodes. Close all suspended coroutines, and ignore what they raise."""
+        """Forget the nodes. Close all suspended coroutines, and ignore their errors."""
         self.loop.abandon()
         for process in self.processes:
             process.threads.unwind()

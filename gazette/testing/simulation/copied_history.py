@@ -46,7 +46,7 @@ class _Head:
 
 
 class CopiedBrokers:
-    """As much of a `Client` as a backfill uses, over copies of journals below a directory."""
+    """The methods of a `Client` that a backfill uses, over copies of journals below a directory."""
 
     def __init__(
         self, journals: Sequence[ListedJournal], content: Mapping[str, bytes], root: Path

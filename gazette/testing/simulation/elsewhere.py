@@ -44,7 +44,7 @@ class _Request(msgspec.Struct):
     ignore: list[str]
     seed: int
     is_first: bool
-    """True for the first shard of a fold: a database has no rows yet."""
+    """True for the first shard of a fold: the database has no rows yet."""
 
 
 class _Answer(msgspec.Struct):

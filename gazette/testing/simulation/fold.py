@@ -1,4 +1,4 @@
-"""Folds what a shard consumed, without any fault: one owner, no crash, and other ends of transactions."""
+"""Folds the input of a shard, without any fault: one owner, no crash, and other ends of transactions."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Input:
     content: Mapping[str, bytes]
     transactions: Sequence[Sequence[Consumed]]
     source_names: Collection[str] = ()
-    """Journals whose messages are no outputs: some shard reads them."""
+    """Journals whose messages are no outputs: a shard reads them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -157,7 +157,7 @@ def _suspects(application: type) -> Iterator[Suspect]:
             is_setup = function.name in ("__init__", "initialize")
             for mistake, line in _mistakes(function, module_names, is_setup=is_setup):
                 if mistake == "connection" and (is_setup or function.name == "new_store"):
-                    continue  # It makes tables.
+                    continue  # A connection at this place makes tables.
                 yield Suspect(mistake, f"{shown_path(file)}:{line} in {function.name}")
         for node in ast.walk(tree):
             if isinstance(node, ast.AnnAssign) and ast.unparse(node.annotation) == "float":

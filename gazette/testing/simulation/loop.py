@@ -1,7 +1,7 @@
 """An event loop without real IO: ready callbacks run in order, and time jumps to the next timer.
 
-Callbacks and timers belong to a node (a simulated process): that of the context in which they were made. A
-node can be held, as by SIGSTOP: then its callbacks wait. Callbacks of a killed node are forgotten.
+Callbacks and timers belong to a node (a simulated process): the node of the context in which they were made.
+A node can be held, as by SIGSTOP: then its callbacks wait. Callbacks of a killed node are forgotten.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Handle(list[Any]):
 
 
 class SimNode:
-    """A simulated process: what runs in ``context`` is part of it."""
+    """A simulated process: all code that runs in ``context`` is part of it."""
 
     __slots__ = (
         "_backlog",

@@ -43,7 +43,7 @@ _MEMORY: Final = "/dev/shm"
 
 @dataclass(slots=True)
 class Trap:
-    """What happens to a process of ``host`` when it passes a failpoint for the n-th time."""
+    """An action on a process of ``host`` when it passes a failpoint for the n-th time."""
 
     host: str
     point: str
@@ -163,7 +163,7 @@ class SimMember(SimProcess):
         return dict(service._parts.resolver.local_shards)
 
     def forget(self) -> None:
-        """Remove what the simulated process has registered in the real one."""
+        """Remove what the simulated process has registered in the real process."""
         if self.service is not None and self.service._up is not None:
             REGISTRY.unregister(self.service._up)
             self.service._up = None
@@ -197,7 +197,7 @@ class MemberCluster(Cluster):
         return directory
 
     def start_member(self, host: str, id: str | None = None) -> Any:
-        """Start a process of a member. Without ``id``, it has that of the former process."""
+        """Start a process of a member. Without ``id``, it has the id of the former process."""
         before = self.members.get(host)
         chosen = id or (before.id if before is not None else host)
         process = self._new_member(host, chosen, len(self.all_members) + 1)

@@ -149,7 +149,7 @@ class Network:
                 connection.suspect()
 
     def break_connections(self, node: SimNode, chance: float) -> None:
-        """Cut some connections of a node, as a middlebox does that forgets them."""
+        """Cut some connections of a node, as a middlebox that forgets them does."""
         for connection in list(self._connections):
             if node in (connection.client, connection.server.node) and self.rng.random() < chance:
                 connection.client_lost("SimConnection reset by peer")
@@ -217,7 +217,7 @@ class Network:
         self.taken[node] = since
 
     def silent_since(self, node: SimNode, peer: SimNode) -> float | None:
-        """Return the time since which ``node`` hears nothing of ``peer``; None if it does."""
+        """Return the time since which ``node`` hears nothing of ``peer``; None if it hears of it."""
         since = [
             self._blocked[link][1]
             for link in ((node.name, peer.name), (peer.name, node.name))
@@ -259,7 +259,7 @@ class _Pipe:
         self.arrivals: deque[float] | None = None
         """When each message in `arrived` has arrived; None unless these times are wanted."""
         self.arrived_at = 0.0
-        """When the message that was taken last arrived."""
+        """Arrival time of the message that was taken last."""
         self.ended = False
         self.on_arrival: Callable[[], None] | None = None
         """Called when a message, or the end, has arrived."""

@@ -131,7 +131,7 @@ class QueryClients:
         on_wrong: Callable[[str], None],
         seed: int,
     ) -> None:
-        """Create the clients. ``on_wrong`` gets what is wrong about an answer of Stat."""
+        """Create the clients. ``on_wrong`` gets a text for each wrong answer of Stat."""
         self.answers: list[SeenRows] = []
         self.acknowledged: dict[str, int] = {}
         """By journal, the end of the last message that publishers know to be in place."""

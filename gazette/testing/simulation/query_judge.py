@@ -35,7 +35,7 @@ class _Place:
 
     promotion: Promotion
     count: int
-    """Number of the promotion's transactions until then."""
+    """Number of the promotion's transactions up to this state."""
     rows: Rows | None
 
     @property
@@ -102,7 +102,7 @@ class QueryJudge:
     # Single answers.
 
     def _of_no_commit(self, answer: SeenRows) -> WrongRows:
-        """Compare an answer, which no commit left, with the last state of the same offsets, or of any."""
+        """Compare an answer that no commit left with the last state of its offsets, or of any offsets."""
         offsets = sources_of_state(answer.rows)
         places = self._all[answer.shard]
         alike = [place for place in places if sources_of_state(place.rows) == offsets]
@@ -206,7 +206,7 @@ class QueryJudge:
         for seen in before:
             last = seen.last
             if last is not None and not last.has_committed:
-                return None  # Its owner may have lost it. `_lacks` checks its messages.
+                return None  # The owner may have lost the state. `_lacks` checks the messages.
             if not all(self._is_before(place, seen) for place in places):
                 return None
         return WrongRows(

@@ -82,7 +82,7 @@ class FailedSeed(msgspec.Struct):
 
     @property
     def text(self) -> str:
-        """All of it, for people."""
+        """The whole report, for people."""
         outcome = self.outcome
         lines = [f"seed {outcome.seed}: {outcome.what}", ""]
         if outcome.details:
@@ -201,7 +201,7 @@ def shortest(
                 faults = rest
         size = max(1, len(sends) // 2)
         while size and left > 0:
-            # Leave out only the last messages of a user's load: a message may need those before it.
+            # Leave out only the last messages of a user's load: a message may need earlier messages.
             begin = 0 if setup.load is None else max(0, len(sends) - size)
             while begin < len(sends) and left > 0:
                 rest = sends[:begin] + sends[begin + size :]

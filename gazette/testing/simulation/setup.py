@@ -84,7 +84,7 @@ class Setup:
     """Seconds of real time after which a seed that still runs has failed."""
     _application: Application[Any] = field(init=False)
     _skips_poison: bool | None = None
-    """None until it is known."""
+    """True if poison is skipped. None until it is known."""
 
     def __post_init__(self) -> None:
         """Raise ``Invalid`` or ``NotAllowed`` for an application that cannot be simulated."""
@@ -284,7 +284,7 @@ class Setup:
         return fixed_mapping(spec.name, spec.labels.value_of(CONTENT_TYPE) or "", uuid=place)
 
     def _sent(self, drawn: Any) -> DrawnMessage:
-        """Return what a user's load has yielded. Raise ``Invalid`` if it names no source."""
+        """Return a message that a user's load has yielded. Raise ``Invalid`` if it names no source."""
         declared: list[Source[Any]] = sources_of(self._application)
         target, message = drawn if isinstance(drawn, tuple) else (None, drawn)
         if isinstance(target, Source):

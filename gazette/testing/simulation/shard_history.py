@@ -31,7 +31,7 @@ _CHAINS_MAX: Final = 6
 
 @dataclass(frozen=True, slots=True)
 class Consumed:
-    """One step of a transaction: messages of one source were consumed, a timer fired, or it ended."""
+    """One step of a transaction: it consumed messages of one source, fired a timer, or ended."""
 
     now: float
     """The time that `shard.now` shows. Without timers, the wall clock."""
@@ -60,7 +60,7 @@ class RecordedTransaction:
 
     steps: list[Consumed] = field(default_factory=list)
     checkpoint: Checkpoint | None = None
-    """None until its commit began."""
+    """None until the commit began."""
     commit: OpFuture[Any] | None = None
     left: Rows | None = None
     """The state that queries see after it; None for a store whose rows are not known."""
@@ -151,7 +151,7 @@ class ShardHistory:
         on_failure: Callable[[Any, Any], None],
     ) -> None:
         """Create a history. ``clock`` is the wall clock of the process that runs; ``now`` is virtual time.
-        ``ignore`` names what states leave out: see `states.state_of`.
+        ``ignore`` names the parts that states leave out: see `states.state_of`.
         """
         self._clock = clock
         self._now = now
@@ -208,7 +208,7 @@ class ShardHistory:
     def _leading_to_restored(
         self, shard_id: str, restored: Checkpoint, index: int, number: int
     ) -> Iterator[list[RecordedTransaction]]:
-        """Yield what may have led to a checkpoint in so many first promotions and rebuilds."""
+        """Yield the sequences of transactions that may have led to a checkpoint, of the first promotions."""
         if not restored.sources and not restored.ack_intents:
             yield []
         for position in reversed(range(number)):
@@ -262,7 +262,7 @@ class ShardHistory:
                 return
 
     def _add(self, callbacks: ShardCallbacks, step: Consumed) -> None:
-        """Add a step that has been performed. If time passed meanwhile, add what the callbacks saw of it."""
+        """Add a step that has been performed. If time passed meanwhile, add the times of callbacks."""
         promotion = self._of(callbacks)
         looks = self._looks.get(id(promotion.timers), ())
         if any(now != step.now for _, now in looks):
@@ -361,7 +361,7 @@ class ShardHistory:
 
 
 def begin_of_call(callbacks: ShardCallbacks) -> int:
-    """Return the begin of the message that a shard's callback handles; -1 for others."""
+    """Return the begin of the message that a shard's callback handles; -1 for other callbacks."""
     call = callbacks.running_callback.call
     if isinstance(call, (list, tuple)) and not hasattr(call, "begin"):
         call = call[0]

@@ -31,7 +31,7 @@ _LOCKED: Final = "55P03"
 _WAIT_S: Final = (0.05, 1.0)
 """First and longest time between two attempts of a statement that waits for a lock."""
 _WAITS_MAX_S: Final = 10.0
-"""Virtual seconds after which such a statement fails, as by a lock timeout."""
+"""Virtual seconds after which a wait for a lock fails, as by a lock timeout."""
 _SAVEPOINT: Final = "gazette_simulation"
 _CONTROLS: Final = frozenset(
     {"SAVEPOINT", "RELEASE", "ROLLBACK", "COMMIT", "BEGIN", "START", "END", "ABORT", "PREPARE"}
@@ -64,7 +64,7 @@ class _Session:
 
     connection: Any
     node: SimNode | None
-    """The simulated process that it belongs to; None outside of all."""
+    """The simulated process of the session; None outside of all processes."""
     pid: int
     used_at: float
     """Virtual time at which its last statement ended."""
@@ -245,7 +245,7 @@ class SimDatabase:
     # States.
 
     def rows(self, ignore: Collection[str]) -> Rows:
-        """Return the committed rows of all tables, but those of checkpoints."""
+        """Return the committed rows of all tables, except those of checkpoints."""
         if self._reader is None:
             self._reader = self._server.connect(self.name)
         tables: Rows = {}
@@ -274,7 +274,7 @@ class SimDatabase:
 
 
 def quoted(name: str) -> str:
-    """Return a name as SQL has it."""
+    """Return a name as a quoted identifier of SQL."""
     return '"' + name.replace('"', '""') + '"'
 
 

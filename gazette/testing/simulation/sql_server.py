@@ -35,7 +35,7 @@ _COPY: Final = re.compile(
 )
 """Names of copies: the Unix time of their run, then a random number."""
 _LEFT_OVER_S: Final = 6 * 3600
-"""Seconds after which copies without a session are those of a run that was killed."""
+"""Seconds after which copies without a session count as those of a killed run."""
 _IDLE_COPIES: Final = """SELECT d.datname FROM pg_database d WHERE d.datname LIKE 'gazette\\_simulation\\_%'
     AND pg_get_userbyid(d.datdba) = current_user
     AND NOT EXISTS (SELECT FROM pg_stat_activity a WHERE left(a.datname, 36) = left(d.datname, 36))"""
@@ -268,7 +268,7 @@ class SQLServer:
                 )
 
     def _drop_all(self) -> None:
-        """Drop the copies, also those of processes that were killed."""
+        """Drop the copies, even those of processes that were killed."""
         self._end()
         with contextlib.closing(self.connect(self._url.database or "")) as session:
             cursor = session.cursor()

@@ -27,7 +27,7 @@ _OWN: tuple[str, ...] = (
     "gazette_definition",
     "sqlite_",
 )
-"""Prefixes of tables whose content is not the application's. The content of ``gazette_timer`` is."""
+"""Prefixes of tables whose content is not the application's. But ``gazette_timer`` has its timers."""
 CHECKPOINT: Final = "gazette_checkpoint"
 """Table of a state that queries saw: its only row has the checkpoint."""
 _NO_STEP: Final = frozenset(".[]()'")
@@ -41,9 +41,9 @@ class Deviation:
     place: str
     """The table, document or journal."""
     actual: str
-    """What the run has; empty if it has nothing."""
+    """The row or message of the run; empty if it has none."""
     expected: str
-    """What a run without faults has; empty if it has nothing."""
+    """The row or message of a run without faults; empty if it has none."""
 
     def __str__(self) -> str:
         return (
@@ -94,7 +94,7 @@ def seen_state(store: Store, ignore: Collection[str] = ()) -> Rows | None:
 
 
 def left_state(store: Store, ignore: Collection[str] = ()) -> Rows | None:
-    """Return what `seen_state` must return from now on. The shard's thread calls this after a commit.
+    """Return the rows for `seen_state` from now on. The shard's thread calls this after a commit.
 
     This calls no methods of the user's subclass.
     """
@@ -105,7 +105,7 @@ def left_state(store: Store, ignore: Collection[str] = ()) -> Rows | None:
 
 
 def state_of_files(state: ShardState, store: Store, ignore: Collection[str] = ()) -> Rows | None:
-    """Return what `seen_state` returns of a store with these files. ``store`` is of the same class.
+    """Return the rows that `seen_state` returns of a store with these files. ``store`` is of the same class.
 
     None: the files are those before the first commit.
     """

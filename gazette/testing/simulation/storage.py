@@ -53,7 +53,7 @@ class TurnThread:
         self._back.acquire()
         self._call: Callable[[], None] | None = None
         self.waits_s: float | None = None
-        """How long the call wants to wait; None once it has ended."""
+        """Seconds for which the call wants to wait; None once it has ended."""
         self.unwinding = False
         threading.Thread(target=self._work, name=SIMULATED, daemon=True).start()
 
@@ -121,7 +121,7 @@ class Threads:
         self.troubled: Callable[[], bool] = lambda: False
         """Returns True while calls take longer than usual, so that they must not be performed at once."""
         self.locked = 0
-        """Number of locks that calls hold. Then no call is performed at once: it could not wait for one."""
+        """Number of locks that calls hold. No call runs at once then, since it could not wait for a lock."""
         self._waiting: dict[TurnThread, None] = {}
         self._at_once = False
 
@@ -313,7 +313,7 @@ class SimFile:
 
 @dataclass(slots=True)
 class StoreTrouble:
-    """The faults of a bucket now."""
+    """The present faults of a bucket."""
 
     error_chance: float = 0.0
     refuses: bool = False
@@ -328,7 +328,7 @@ class StoreTrouble:
 
 @dataclass(slots=True)
 class Bucket:
-    """The objects of one blob store, which all nodes share. ``elsewhere`` has those put while unmounted."""
+    """The objects of one blob store, which all nodes share. ``elsewhere`` has objects put while unmounted."""
 
     name: str
     objects: dict[str, tuple[bytes, int]] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""What happens in one seed: which messages are published when, and which faults strike where.
+"""The story of one seed: which messages are published when, and which faults strike where.
 
 A story is drawn as a whole before the run. So a run may leave out some of its messages and faults.
 """

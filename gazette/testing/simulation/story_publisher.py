@@ -88,7 +88,7 @@ class StoryPublisher:
                     await self._append(journal, content)
 
     async def _append(self, journal: str, content: bytes) -> int:
-        """Append, and return the end of what was appended."""
+        """Append, and return the end of the appended bytes."""
         result = await await_future(self._appends.append(AppendParams(journal), content))
         return int(result.commit.end)
 
@@ -96,7 +96,7 @@ class StoryPublisher:
         self._acknowledged[journal] = max(end, self._acknowledged.get(journal, 0))
 
     async def _commit(self) -> None:
-        """Commit what was sent together."""
+        """Commit the messages that were sent together."""
         if self._open:
             self._open = []
             for journal, intent in self._publisher.build_ack_intents().items():

@@ -26,7 +26,7 @@ def takes_tables(application: Application[Any]) -> bool:
 def cut_elsewhere(
     application: Application[Any], steps: Iterable[Consumed], rng: random.Random
 ) -> Iterator[Consumed]:
-    """Yield the steps with other tables: parts of those of the run, or rows of several.
+    """Yield the steps with other tables: parts of the run's tables, or rows of several tables.
 
     With timers there are only parts, since rows of other tables were consumed at other times.
     """

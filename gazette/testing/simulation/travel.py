@@ -88,7 +88,7 @@ class TimeTraveller:
         """Go back to a commit of a shard: to its offsets of sources, to its end in the log, and to its time.
 
         ``chains`` are the sequences of transactions that may have led to the shard's last state. ``rebuilt``
-        are the transactions since a backfill: go back to none before. Return None if all is right.
+        are the transactions since a backfill: go back to no earlier one. Return None if all is right.
         """
         store, hints = promotion.callbacks.store, self._logs.hints.get(spec.id, [])
         if not spec.recovery_log or not chains[0] or chains[0][-1].left is None:
@@ -101,7 +101,7 @@ class TimeTraveller:
         for moment in self._moments(chosen, before):
             allowed = [rows for chain in chains for rows in _states_at(chain, moment)]
             if not allowed:
-                continue  # It is before the first commit.
+                continue  # The moment is before the first commit.
             try:
                 rows, time = self._open(hints, store, moment)
             except GazetteError as error:

@@ -64,7 +64,7 @@ class UserSurroundings:
         pause: Callable[[float], object],
         on_finding: Callable[[str, str, str], object],
     ) -> None:
-        """Set the clock, the function that sleeps, and the one that notes forbidden acts."""
+        """Set the clock, the function that sleeps, and the function that notes forbidden acts."""
         self._now, self._pause, self._on_finding = now, pause, on_finding
 
     def now(self) -> float:
@@ -101,7 +101,7 @@ class UserSurroundings:
                 os.urandom = random._urandom = before[2]  # type: ignore[attr-defined]
 
     def _call(self, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """Call a method of a store or publisher. Raise if that failure is due, and the user's code called."""
+        """Call a method of a store or publisher. Raise if a failure is due, and the user's code calls."""
         if self.fail_after and TurnThread.current() is not None:
             caller = sys._getframe(2).f_code.co_filename
             if _is_user_file(caller):
@@ -154,7 +154,7 @@ class UserSurroundings:
         call(store)
 
     def refuse_network(self) -> None:
-        """Refuse what a callback must not do: to call other systems."""
+        """Refuse that a callback calls other systems."""
         if self.database is not None and self.database.is_connecting:
             return
         if place := self._place_of_callback():

@@ -175,7 +175,7 @@ class SimWorker:
 
 
 class _SimCondition(threading.Condition):
-    """A condition on which one worker waits. Other workers notify it on their turns, or code on the loop."""
+    """A condition on which one worker waits. Other workers on their turns, or code on the loop, notify it."""
 
     def __init__(self, worker: SimWorker) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
 """A fake of etcd, for simulations: one member, in memory, on a clock of the caller's.
 
-``FakeEtcd`` serves the KV, Watch, Lease and Maintenance services at the level of gRPC methods, with
-etcd's revisions, errors and order of events. `tests/simulation/test_etcd_conformance.py` runs against
-it and against a real etcd. It reads no wall clock, no randomness, no sockets and no threads.
+``FakeEtcd`` serves the KV, Watch, Lease and Maintenance services at the level of gRPC methods, with etcd's
+revisions, errors and order of events. `tests/simulation/test_etcd_conformance.py` runs against it and against
+a real etcd. The fake uses no wall clock, no randomness, no sockets and no threads.
 
 Use it so::
 

@@ -61,7 +61,7 @@ class FakeEtcd:
         self._raft_term = 2
 
     def register(self, server: Any) -> None:
-        """Add the services to a ``grpc.aio.Server``, or to what takes generic handlers as it does."""
+        """Add the services to a ``grpc.aio.Server``, or to an object that takes generic handlers, too."""
         _stubs.add_KVServicer_to_server(_KV(self), server)
         _stubs.add_WatchServicer_to_server(_Watch(self), server)
         _stubs.add_LeaseServicer_to_server(_Lease(self), server)

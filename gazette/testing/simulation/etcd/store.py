@@ -23,7 +23,7 @@ _FROM_KEY: Final = b"\0"
 Event: TypeAlias = kv_pb2.Event
 KeyValue: TypeAlias = kv_pb2.KeyValue
 _Version: TypeAlias = "tuple[int, KeyValue | None]"
-"""A revision, and what the key was as of then: None if it was deleted."""
+"""A revision, and the key with its value at this revision; None if it was deleted."""
 
 
 class EtcdStore:
@@ -44,7 +44,7 @@ class EtcdStore:
         self.leases = Leases(lease_ttl_min_s)
         self.observers: list[Callable[[int, Sequence[Event]], None]] = []
         self.expires = False
-        """True if the present write ends a lease whose time is over, and not one that is given back."""
+        """True if the present write ends a lease because its time is over, and not because it is revoked."""
         self._keys: list[bytes] = []
         self._histories: dict[bytes, list[_Version]] = {}
         self._log: list[tuple[int, tuple[Event, ...]]] = []
@@ -77,7 +77,7 @@ class EtcdStore:
         _check_duplicates(request.success)
         _check_duplicates(request.failure)
         _check_size(request)
-        # As in etcd: every compare, also of nested transactions, sees the keys before the first write.
+        # As in etcd: every compare, even of nested transactions, sees the keys before the first write.
         branch = self._decide(request)
         for op in branch.walk():
             if op.HasField("request_put"):
@@ -337,7 +337,7 @@ class EtcdStore:
 
 @dataclass(frozen=True, slots=True)
 class _Branch:
-    """The operations of a transaction that run, and the branches of those that are transactions."""
+    """The operations of a transaction that run, and the branches of its nested transactions."""
 
     succeeded: bool
     operations: Sequence[rpc_pb2.RequestOp]
@@ -462,7 +462,7 @@ _Deletes: TypeAlias = "list[tuple[bytes, bytes]]"
 
 
 def _check_duplicates(operations: Sequence[rpc_pb2.RequestOp]) -> tuple[set[bytes], _Deletes]:
-    """Return the keys that a branch puts and the ranges that it deletes, also in nested branches. Raise
+    """Return the keys that a branch puts and the ranges that it deletes, even in nested branches. Raise
     ``EtcdRefusal`` if the branch puts a key twice, or puts a key that it deletes. As in etcd, a nested branch
     may delete what an earlier one puts, and a deletion may have no end.
     """

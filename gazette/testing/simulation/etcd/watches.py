@@ -43,7 +43,7 @@ class _Watch:
     progress: bool
     synced: bool
     reported_at: float
-    """When it last got a response."""
+    """Time of the watch's last response."""
     ended: bool = False
 
     def matches(self, event: Event) -> bool:
@@ -88,12 +88,12 @@ class WatchStream:
         self._held = True
 
     def release(self) -> None:
-        """Deliver again, beginning with what was missed."""
+        """Deliver again, beginning with the missed events."""
         self._held = False
         self.wake()
 
     def receive(self, request: rpc_pb2.WatchRequest) -> None:
-        """Take a request. Raise ``EtcdRefusal`` by name for what the fake does not implement."""
+        """Take a request. Raise ``EtcdRefusal`` for a feature that the fake lacks, with its name."""
         match request.WhichOneof("request_union"):
             case "create_request":
                 self._create(request.create_request)
@@ -129,7 +129,7 @@ class WatchStream:
                 self.wake()
 
     def next(self) -> DueResponse | None:
-        """Return what to send next and when, or None while there is nothing."""
+        """Return the next response and its time; None without a response to send."""
         if self._answers:
             return DueResponse(0.0, self._answers[0])
         if self._held:
@@ -206,7 +206,7 @@ class WatchStream:
     # Delivery.
 
     def _catch_up(self) -> None:
-        """Buffer what watches that are behind have missed."""
+        """Buffer the events that watches that are behind have missed."""
         for watch in self._watches.values():
             while not watch.synced and not watch.ended and len(self._buffered) < _BUFFERED_MAX:
                 self._catch_up_once(watch)
