@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 
 BROKER: Final = ("broker", "log")
 BOTH: Final = ("consumer", "broker", "log")
-"""Groups of settings of commands that call brokers; `BOTH` is for those that call consumers too."""
+"""Groups of settings of commands that call brokers; `BOTH` is for commands that call consumers, too."""
 SELECTORS: Final = """\
 A selector is like "env in (prod, qa), tier != cache, !legacy". A journal is selected by its name with
 "name=a/journal", journals below a path with "name:prefix=a/path/", a shard by its id with "id=…"."""

@@ -268,7 +268,7 @@ COMMANDS: Final = (*JOURNALS, *SHARDS, *_MESSAGES, *_CONTEXTS, *_SIGN_IN, *_OTHE
 
 
 def usage(group: str = "") -> str:
-    """Return the text with all commands, or with those of a group."""
+    """Return the text with all commands, or with the commands of a group."""
     if group:
         rows = [
             (command.words[1], command.summary) for command in COMMANDS if command.words[0] == group
@@ -293,7 +293,7 @@ def _commands_of(group: str) -> list[str]:
 
 
 def help_text(argv: Sequence[str]) -> str:
-    """Return the version or a list of commands if the words ask for no more than that; else an empty text."""
+    """Return the version or a list of commands if the words ask for nothing else; else an empty text."""
     if argv and argv[0] in VERSION:
         return f"{__version__}\n"
     if len(argv) == 1 and argv[0] in HELP:

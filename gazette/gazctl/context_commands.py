@@ -60,7 +60,7 @@ def set_addresses(context: Context, _command: Command) -> int:
 
 
 def delete(context: Context, _command: Command) -> int:
-    """Forget a context and its sign-in. Raise ``NotFound`` for an unknown one."""
+    """Forget a context and its sign-in. Raise ``NotFound`` for an unknown context."""
     name = _name_of(context)
     with Contexts.changing(context.environ) as contexts:
         contexts.require(name, "gazctl context delete")
@@ -77,7 +77,7 @@ def delete(context: Context, _command: Command) -> int:
 
 
 def show(context: Context, _command: Command) -> int:
-    """List all contexts, and mark the context in use: of the only run if the user has chosen none."""
+    """List all contexts, and mark the context in use: of the only run if the user has not chosen."""
     contexts = Contexts.load(context.environ)
     runs = run_contexts(context.environ)
     current = contexts.current or (next(iter(runs)) if len(runs) == 1 else "")

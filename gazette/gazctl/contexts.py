@@ -81,7 +81,7 @@ class Contexts:
     @classmethod
     @contextmanager
     def changing(cls, environ: Mapping[str, str], *, wait_s: float = _LOCK_S) -> Iterator[Contexts]:
-        """Read the file, and replace it at the end of the block. Other processes wait for that.
+        """Read the file, and replace it at the end of the block. Other processes wait until then.
 
         Raise ``Invalid`` without a home directory, ``OSError`` if the write fails, and the errors of `load`.
         Raise ``Unavailable`` if another process keeps the lock for ``wait_s`` seconds.

@@ -77,7 +77,7 @@ def _keep(path: Path, sign_in: SignIn) -> None:
 
 def _place(context: Context) -> tuple[str, Path]:
     """Return the name of the context, and the file of its sign-in. Raise ``Invalid`` if no context is in use,
-    and ``NotFound`` for an unknown one."""
+    and ``NotFound`` for an unknown context."""
     contexts = Contexts.load(context.environ)
     name = context.flags(SharedFlags).context or contexts.current
     path = sign_in_path(context.environ, name)

@@ -160,7 +160,7 @@ class MessageWriter:
             if spec.name not in self._suspended:
                 self._suspended.add(spec.name)
                 self.context.terminal.note(f"skipped {spec.name}: it is fully suspended")
-            if self.flags.tail and spec.suspend is not None:  # What comes next follows this offset.
+            if self.flags.tail and spec.suspend is not None:  # Later messages follow this offset.
                 place = _Place(journal.create_revision, SourceCheckpoint(spec.suspend.offset))
                 self._places.setdefault(spec.name, place)
             return False
@@ -249,7 +249,7 @@ class MessageWriter:
 
     def _type_of(self, journal: ListedJournal) -> tuple[Any, Callable[[Any], Any]]:
         """Return the type of a journal's messages, and the function from a message to JSON. Raise ``Invalid``
-        if its content type gives none, or if the class of protobuf messages was not given."""
+        if its content type gives no type, or if the class of protobuf messages was not given."""
         name = journal.spec.name
         content_type = journal.spec.labels.value_of(CONTENT_TYPE) or ""
         match content_type:
@@ -471,7 +471,7 @@ def _selector(context: Context, text: str) -> LabelSelector:
 
 
 def _output(context: Context, text: str) -> Output:
-    """Return where to publish: the name of the only journal, or a selector of several ones."""
+    """Return where to publish: the name of the only journal, or a selector of several journals."""
     names = context.loaded.arguments
     if len(names) == 1 and not text.strip():
         return names[0]

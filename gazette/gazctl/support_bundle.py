@@ -250,7 +250,7 @@ def _diagnostics(places: list[str], tls: ssl.SSLContext | None, timeout_s: float
 
 
 def fetch(url: str, tls: ssl.SSLContext | None, timeout_s: float) -> str:
-    """Return a page, or its first `PAGE_BYTES_MAX` bytes, also of a member that is not ready. Blocks. Raise
+    """Return a page, or its first `PAGE_BYTES_MAX` bytes, even of a member that is not ready. Blocks. Raise
     ``OSError``, or an error of ``http.client``."""
     try:
         with urllib.request.urlopen(url, timeout=timeout_s, context=tls) as response:  # noqa: S310
@@ -263,7 +263,7 @@ def fetch(url: str, tls: ssl.SSLContext | None, timeout_s: float) -> str:
 
 
 def tls_of(flags: ClientFlags) -> ssl.SSLContext | None:
-    """Return the TLS settings of a client for its requests by HTTP; None for those of the system. Raise
+    """Return the TLS settings of a client for its requests by HTTP; None for the system's settings. Raise
     ``Invalid`` for a file that cannot be used."""
     if not any((flags.trusted_ca_file, flags.cert_file)):
         return None

@@ -1,8 +1,8 @@
 """The history of journals, read in parallel: fragments in, committed messages out.
 
 A shard reads a journal from begin to end. Here many tasks read a journal, and each task reads some of its
-fragments. A task lacks two facts: what producers had acknowledged before its bytes, and what becomes of
-messages that are pending at the end of its bytes. Two passes supply these facts.
+fragments. A task lacks two facts: the clocks that producers had acknowledged before its bytes, and the fates
+of messages that are pending at the end of its bytes. Two passes supply these facts.
 
 1. `take_snapshot` lists the fragments, and fixes a `snapshot.Snapshot`. Its `Run`s of fragments are the
 tasks.

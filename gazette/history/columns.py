@@ -224,7 +224,7 @@ class ColumnDecoder:
         return Decoded(columns, stop, fields)
 
     def _decode_framed(self, framing: Framing[Any], buffer: bytes, base: Offset) -> Decoded:
-        """Decode a buffer by its `Framing`. ``shape.malformed`` decides what becomes of a malformed frame."""
+        """Decode a buffer by its `Framing`. ``shape.malformed`` decides the fate of a malformed frame."""
         begins: list[int] = []
         ends: list[int] = []
         uuids: list[bytes] = []
@@ -274,7 +274,7 @@ class ColumnDecoder:
 
 
 def _without_blanks(frames: Frames[Any]) -> Frames[Any]:
-    """Return the frames without those of blank lines, which are no messages."""
+    """Return the frames without the frames of blank lines, which are no messages."""
     kept = [n for n, message in enumerate(frames.messages) if message is not None]
     uuids = [frames.uuids[n * UUID_BYTES : (n + 1) * UUID_BYTES] for n in kept]
     return replace(

@@ -68,7 +68,7 @@ class PendingProducer(NamedTuple):
 class CommitFilter(Generic[T]):
     """Filter for one run. ``T`` is any value that the caller keeps with a batch.
 
-    With ``acks``, also return acknowledgements that commit, but not acknowledgements that roll back.
+    With ``acks``, return acknowledgements that commit, too, but no acknowledgements that roll back.
     """
 
     def __init__(self, run: CommittedRun, *, acks: bool = False) -> None:

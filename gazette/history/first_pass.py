@@ -186,7 +186,7 @@ def _combined(
 
 
 def _counts_all(run: Run) -> bool:
-    """Return True if all messages of a run count, since none is before ``run.begin``."""
+    """Return True if all messages of a run count: no message is before ``run.begin``."""
     return run.pieces[0].begin >= run.begin
 
 
@@ -206,7 +206,7 @@ def _parts(access: OpenAccess, run: Run, kept: SummaryStore) -> Iterator[tuple[P
 def _before(
     access: OpenAccess, run: Run, kept: SummaryStore, piece: Piece, since: dict[int, Offset]
 ) -> Iterator[tuple[Piece, Summary]]:
-    """Yield the summaries of a piece before ``run.begin``, only of producers that are replayed there."""
+    """Yield the summaries of a piece before ``run.begin``, only of producers that are replayed from it."""
     pending = _pending_in(kept, run, piece, since)
     if pending is not None:
         yield piece, pending

@@ -65,7 +65,7 @@ class ConfirmedLosses:
 def find_gaps(
     journal: JournalSnapshot, pieces: Sequence[Piece], losses: ConfirmedLosses, now: float
 ) -> Iterator[Gap]:
-    """Yield the gaps of a journal's snapshot, in order. ``pieces`` are all pieces of the journal, also after
+    """Yield the gaps of a journal's snapshot, in order. ``pieces`` are all pieces of the journal, even after
     the snapshot."""
     offset = journal.pieces_begin
     pieces_behind = [piece for piece in pieces if piece.begin >= journal.end]

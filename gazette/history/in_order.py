@@ -1,9 +1,9 @@
 """Committed messages of journals, read by one thread from begin to end, in bounded memory.
 
-Tasks of a cluster read runs, and a run ends where a fragment ends. A fragment may be larger than memory,
-and an open transaction holds back all later messages of its run. Here one thread reads a whole journal
-twice, in parts. A part may end at any message, also inside a fragment. So at most one part is held back.
-The fold and the two passes treat a part as a run.
+Tasks of a cluster read runs, and a run ends where a fragment ends. A fragment may be larger than memory, and
+an open transaction holds back all later messages of its run. Here one thread reads a whole journal twice, in
+parts. A part may end at any message, even inside a fragment. So at most one part is held back. The fold and
+the two passes treat a part as a run.
 """
 
 from __future__ import annotations

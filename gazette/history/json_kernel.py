@@ -4,9 +4,9 @@
 canonical UUID, and values that fit their fields. It cuts out values that it does not convert as text, which
 Arrow casts. It declines other lines, for example a UUID in braces, a duplicate key, a value of another type,
 or invalid JSON. The caller reads a declined line by the specification: `Framing` and `JsonRow`. So `scan` may
-decline any line. But if it accepts a line, its result equals that of the specification. It accepts numbers
-that JSON does not have, such as NaN, since some columns of floats have many of them. It marks as `LENIENT`
-such lines, and lines in which a text field has another value: a declared type may refuse them.
+decline any line. But if it accepts a line, its result equals the result of the specification. It accepts
+numbers that JSON does not have, such as NaN, since some columns of floats have many of them. It marks as
+`LENIENT` such lines, and lines in which a text field has another value: a declared type may refuse them.
 
 Numba compiles the code at its first call, which takes up to a minute. It caches the machine code, per
 processor, beside this file or in the user's cache directory. If neither is writable, each process compiles

@@ -361,8 +361,8 @@ def _local(raw: bytes, _: list[str]) -> int:
 
 
 def _micros(raw: bytes, *, zoned: bool) -> int:
-    """Return the microseconds since 1970 of a text. ``zoned``: the text may end with a zone; without one, its
-    time is UTC. Raise ``ValueError`` for another text."""
+    """Return the microseconds since 1970 of a text. ``zoned``: the text may end with a zone. The default is
+    UTC. Raise ``ValueError`` for another text."""
     match = _TIME.fullmatch(_text(raw).strip())
     expected = "a timestamp" if zoned else "a timestamp without a zone"
     if match is None:

@@ -12,7 +12,7 @@ LOGGER: Final = logging.getLogger(__name__)
 
 
 def warn_of_loss(snapshot: Snapshot, warned: set[tuple[JournalName, Offset]] | None = None) -> None:
-    """Log a warning for each range of lost bytes whose end is not in ``warned``. Add the end there."""
+    """Log a warning for each range of lost bytes whose end is not in ``warned``. Add it to ``warned``."""
     already_warned = set() if warned is None else warned
     for journal in snapshot.journals:
         for lost in journal.missed:

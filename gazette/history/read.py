@@ -286,7 +286,7 @@ def read_envelopes(
 
 
 def _usable(envelopes: list[Envelope[Any]], *, skips: bool) -> Iterator[Envelope[Any]]:
-    """Yield the messages with their declared time. Raise `UnusableTime` for a message without it, or skip
+    """Yield the messages with their declared time. Raise `UnusableTime` for a message without time, or skip
     that message."""
     for envelope in envelopes:
         error = envelope.unusable if isinstance(envelope, TimedEnvelope) else None

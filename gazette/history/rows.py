@@ -151,7 +151,7 @@ class RowMaker:
         return fit, [arrays[name] for name in self._format.schema.names]
 
     def _parsed(self, found: Batch, wanted: Mask) -> _Parsed:
-        """Return the wanted messages. Parse only those whose fields the first pass has not found."""
+        """Return the wanted messages. Parse only messages whose fields the first pass has not found."""
         if found.arrays is None:
             return self._parse(found, wanted)
         fields, unparsed = found.arrays
@@ -387,7 +387,7 @@ _NATIVE: Final[tuple[tuple[Callable[[pa.DataType], bool], type], ...]] = (
 
 def _csv(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     """Return texts as an array. An empty text is null, except in a column of strings. Times, decimals and
-    bytes are read as those of JSON. Raise ``Invalid`` for a hexadecimal integer."""
+    bytes are read as in JSON. Raise ``Invalid`` for a hexadecimal integer."""
     if pa.types.is_string(kind):
         return pa.array(values, kind)
     if pa.types.is_integer(kind):

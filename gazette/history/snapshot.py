@@ -83,8 +83,8 @@ class JournalSnapshot:
     producers: Mapping[ProducerId, ProducerState] = field(default_factory=dict)
     replays: frozenset[ProducerId] = frozenset()
     lost: tuple[LostBytes, ...] = ()
-    """Missing bytes that a reader skips: those that ``Selection.lost`` notes, and all that an operator has
-    confirmed as lost."""
+    """Missing bytes that a reader skips: bytes that ``Selection.lost`` notes, and all bytes that an operator
+    has confirmed as lost."""
     life: JournalLife | None = None
     """The life of the journal, from its broker. Stores, and brokers of the original, do not know the life."""
     awaited: Awaited | None = None

@@ -73,7 +73,7 @@ class Selection:
     path_postfix_template: str = ""
     """Template of the paths of fragments in ``stores``."""
     begin: Mapping[JournalName, Offset] = field(default_factory=dict)
-    """By journal: the offset at which to begin. ``end`` has those at which to end."""
+    """By journal: the offset at which to begin. ``end`` has the offsets at which to end."""
     end: Mapping[JournalName, Offset] = field(default_factory=dict)
     begin_all: Offset = 0
     """Offset at which to begin journals that ``begin`` does not name."""
@@ -86,7 +86,7 @@ class Selection:
     begin_time_s: float = 0
     """Unix time in seconds. Fragments stored earlier are left out: their messages are older."""
     lost: Lost = "settled"
-    """Treatment of missing bytes. ``skip`` and ``wait`` note what they skip in `JournalSnapshot.lost`.
+    """Treatment of missing bytes. ``skip`` and ``wait`` note skipped bytes in `JournalSnapshot.lost`.
 
     - ``settled`` skips bytes that will not come, as readers do. Else it raises ``NotYet``.
     - ``fail`` raises ``Corrupt`` for bytes that will not come, and ``NotYet`` for bytes that may still come.
@@ -127,8 +127,8 @@ class FragmentPlaces:
         """Return the offset from which to list fragments, to find the bytes from ``wanted`` on.
 
         Return zero if at most `_EARLIER` known fragments begin at that offset or before, or if the last whole
-        listing of the journal is old. Only a whole listing finds new fragments whose names sort before those
-        that are known.
+        listing of the journal is old. Only a whole listing finds new fragments whose names sort before the
+        known names.
         """
         begins = self._begins.get(journal, [])
         position = bisect_right(begins, wanted) - _EARLIER
@@ -160,8 +160,8 @@ def take_snapshot(
 
     Missing bytes are lost if they are before the first fragment (pruned), before a fragment that was stored
     more than six hours ago, or confirmed as lost by an operator. Other missing bytes may still come, in a
-    fragment that is not uploaded yet. ``selection.lost`` says how to treat both. Pruned bytes are no error
-    if the snapshot begins at offset 0.
+    fragment that is not uploaded yet. ``selection.lost`` says how to treat missing bytes. Pruned bytes are no
+    error if the snapshot begins at offset 0.
 
     Raise `Invalid` for a wrong ``selection``, an end beyond the known bytes, or stored files that nothing
     explains. Raise ``NotFound`` for a missing journal, and ``NotYet`` for bytes that may still come. Raise

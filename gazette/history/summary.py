@@ -112,11 +112,11 @@ class Summary:
 
     producers: dict[int, ProducerSummary]
     end: Offset
-    """End offset of the last complete message; without such a message, the begin of the run."""
+    """End offset of the last complete message; the begin of the run if there is no such message."""
     reached: Offset
     """End of the last complete, perhaps malformed message. A later run ends a message that begins there."""
     rows: int
-    """Number of all messages, also acknowledgements and messages that do not count."""
+    """Number of all messages, even acknowledgements and messages that do not count."""
     clock_min: int
     """Least clock of all messages; zero if some have no clock, and without messages."""
     clock_max: int

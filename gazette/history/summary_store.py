@@ -101,8 +101,7 @@ class SummaryStore:
     def put(
         self, journal: JournalName, shape: MessageFormat, pieces: Sequence[Piece], summary: Summary
     ) -> None:
-        """Keep a summary. Do nothing for a torn one, one of more than `BYTES_MAX`, and one whose name cannot
-        be made."""
+        """Keep a summary. Do nothing if it is torn, has more than `BYTES_MAX`, or gets no name."""
         identity = _identity(journal, shape, pieces) if self.writable else None
         if identity is None or summary.torn:
             return

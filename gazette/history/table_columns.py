@@ -57,7 +57,7 @@ class TableColumns:
     """Clocks of messages to return: ``[clock_begin, clock_end)``. None: without an end."""
 
     def snapshot(self, access: OpenAccess) -> Snapshot:
-        """Return the journals as of now. Raise ``NotFound`` for a missing one: see `take_snapshot`."""
+        """Return the journals as of now. Raise ``NotFound`` for a missing journal: see `take_snapshot`."""
         snapshot = take_snapshot(access, self.selection)
         require_stored(snapshot, self.selection)
         return snapshot

@@ -45,7 +45,7 @@ def visible_uuid(codec: MessageCodec[Any], raw: bytes) -> bytes:
 
 
 def _of_protobuf(codec: ProtobufCodec[Any], raw: bytes) -> bytes:
-    """Return a frame's UUID; the nil UUID for a frame without a valid one."""
+    """Return a frame's UUID; the nil UUID if a frame has no valid UUID."""
     payload = fixed_payload(raw)
     if codec.place is None or payload is None:
         return NIL_UUID

@@ -5,7 +5,7 @@ end. An operation with `group_time` is the first one of an append. The original 
 commits begin with a write: in its logs, each write may begin a commit.
 
 Hints name the files that lived when they were taken, not files deleted before. So a commit can be restored
-only by hints that are older. Of several hints, play the newest ones that are older than the moment. To keep
+only by hints that are older. Of several hints, play the newest hints that are older than the moment. To keep
 more history, keep more backups of hints (``hint_backups``).
 """
 
@@ -116,7 +116,7 @@ class _Scan:
     positions: list[Position] = field(default_factory=list)
     _playback: Playback | None = None
     _time: int = 0
-    """Time of the last append that had one, in Unix milliseconds; 0 if no append had."""
+    """Time of the last append with a time, in Unix milliseconds; 0 before such an append."""
     _author: int = 0
     _has_times: bool = False
     """True if the present author's appends have times."""
@@ -170,7 +170,7 @@ def open_at(
     later bytes are skipped.
 
     Raise ``NotFound`` if no hints reach back to the moment: its message has the oldest moment. Raise
-    ``PrunedLog`` if operations are gone, ``Corrupt`` for a damaged log, ``Invalid`` without any hints, if
+    ``PrunedLog`` if operations are gone, ``Corrupt`` for a damaged log, ``Invalid`` if there are no hints, if
     ``directory`` is not empty, or for a time if the log has no times. Also see `LogSource`.
     """
     if not hints:
@@ -365,7 +365,7 @@ def _play(
             if playback.wanted() is not None:
                 break
         else:
-            if playback.read_offset < limit:  # The bytes up to there were deleted.
+            if playback.read_offset < limit:  # The bytes before ``limit`` were deleted.
                 playback.jump(limit)
 
 

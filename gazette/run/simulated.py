@@ -189,7 +189,7 @@ def _backfill(module: Any, application: type[Any], name: str) -> type[Any] | Non
     Raise ``Invalid`` for a name that is no `Backfill` of the application.
     """
     if not name and "gazette.history.backfill.definition" not in sys.modules:
-        return None  # The module cannot have one.
+        return None  # The module cannot have a backfill.
     from gazette.history.backfill.definition import Backfill
     from gazette.testing.simulation import rebuild  # noqa: F401 - here once, and not in each fork
 

@@ -26,7 +26,7 @@ _SQL_CHARS: Final = 200
 
 
 class Objection(NamedTuple):
-    """The reason why a database does not keep a value, and what to do."""
+    """The reason why a database does not keep a value, and the advice for its user."""
 
     reason: str
     advice: str

@@ -63,7 +63,7 @@ class Claimable(Protocol):
         """Make the next transaction write a backfill's state. Call this instead of ``restore_checkpoint``.
 
         Return what the database holds. If `HeldState.is_of` says that this run wrote it, write nothing. The
-        commit adds the ``ack_intents`` of the replaced checkpoint to those of the new one.
+        commit adds the ``ack_intents`` of the replaced checkpoint to the new checkpoint's.
 
         Raise ``Fenced`` if another owner has opened the state since the claim's fence was read. The first
         statement of the transaction, and its commit, raise ``Fenced``, too, and change nothing.

@@ -15,7 +15,7 @@ from gazette.recoverylog.playback.staged_files import PlayedFiles
 
 
 class Reader(Protocol):
-    """What queries get in place of the primary's store."""
+    """The object that queries get in place of the primary's store."""
 
     def close_reading(self) -> None: ...
 

@@ -304,7 +304,7 @@ class StateBuilder:
             raise
 
     def _open(self, store: Store) -> HeldState:
-        """Restore a state with a log, or claim a state in a database. Return what the store holds."""
+        """Restore a state with a log, or claim a state in a database. Return the held state."""
         if self._recorder is not None:
             return HeldState(0, store.restore_checkpoint(self.shard))
         if self._claim is None:
@@ -345,7 +345,7 @@ class StateBuilder:
         """Commit the writes so far, once the application's futures are done. Block, and return a future that
         has succeeded. Without ``checkpoint``, further commits must follow.
 
-        In a store without a recovery log, every commit takes effect at once: give a checkpoint there.
+        In a store without a recovery log, every commit takes effect at once: give a checkpoint to each.
         """
         if self._built is not None or self._opened is None:
             raise Bug("a commit of a state that is finished", shard=self.shard.id)

@@ -17,7 +17,7 @@ _QUICK = ("--heartbeat-interval=10", "--election-timeout=100")
 def etcd_for_tests(directory: str | Path, **options: Any) -> EtcdServer:
     """Return an ``EtcdServer`` that is not started yet, on a free loopback port and without fsync.
 
-    It grants leases of one second and more. ``options`` are those of ``EtcdServer``.
+    It grants leases of one second and more. ``options`` are options of ``EtcdServer``.
     """
     arguments = (*_QUICK, *options.pop("arguments", ()))
     return EtcdServer(directory, **{"durable": False, **options}, arguments=arguments)

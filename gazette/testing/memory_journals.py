@@ -95,7 +95,7 @@ class MemoryJournals:
             return AppendResult(commit, target.registers, _HEADER)
 
     def release(self) -> None:
-        """Stop holding appends: those that were held take place, and ``holds`` is forgotten."""
+        """Stop holding appends: held appends take place, and ``holds`` is forgotten."""
         with self._lock:
             self.holds = lambda journal, content: False
             for journal in self._journals.values():
@@ -132,7 +132,7 @@ class MemoryJournals:
             return [append.content for append in self._of(journal).queue]
 
     def pending_except(self, owner: object, journal: str) -> frozenset[OpFuture[Any]]:
-        """Return the futures of an owner's appends that wait, except those to ``journal``."""
+        """Return the futures of an owner's waiting appends, except appends to ``journal``."""
         with self._lock:
             return frozenset(
                 append.future

@@ -45,7 +45,7 @@ CRASHES: Final = 12
 
 @dataclass(frozen=True, slots=True)
 class RemoteShard:
-    """The part of a shard that such a store may use."""
+    """The part of a shard that stores in a database may use."""
 
     id: str
     fqn: str

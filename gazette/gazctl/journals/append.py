@@ -120,8 +120,7 @@ async def _showing_progress(
 
 
 def _append_input(appending: Appending, flags: AppendFlags, context: Context) -> None:
-    """Read the input, and append what was read. Blocks: the open of a named pipe waits until a process writes
-    to it."""
+    """Read the input, and append it. Blocks: the open of a named pipe waits until a process writes to it."""
     splitter = splitter_of(flags)
     with ExitStack() as stack:
         source = _open(flags.input, context, stack)
@@ -188,7 +187,7 @@ class Appending:
 
     @property
     def bytes_appended(self) -> int:
-        """Bytes passed to the append service, without the bytes that still wait there."""
+        """Bytes passed to the append service, without the bytes that wait in its queue."""
         return self._bytes - self._service.backlog_bytes
 
     def summary(self) -> str:

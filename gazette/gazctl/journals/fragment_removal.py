@@ -78,7 +78,7 @@ class FragmentRemover:
     async def duplicates(
         self, spec: JournalSpec, owner: FragmentOwner, removed: Sequence[Fragment]
     ) -> list[Fragment]:
-        """Return a journal's other stored fragments that lie within those of ``removed``.
+        """Return a journal's other stored fragments that lie within fragments of ``removed``.
 
         Brokers list one fragment for each offset. Once that fragment is removed, they would list a smaller
         fragment that it covered, or a copy in another store. Report a store that cannot be listed: its
@@ -145,7 +145,7 @@ def _within(
     owner: FragmentOwner,
     removed: Sequence[Fragment],
 ) -> list[Fragment]:
-    """Return the journal's own fragments in one store that lie within one of ``removed``, without these."""
+    """Return the journal's own fragments in one store within ``removed`` fragments, without these."""
     removed_paths = {(fragment.backing_store, fragment.content_path()) for fragment in removed}
     spans = Spans(removed)
     covered: list[Fragment] = []
@@ -165,7 +165,7 @@ def _within(
 
 
 def report_removal(context: Context, removal: Removal) -> int:
-    """Report what could not be removed. Return the exit code: 1 for a failure, but 0 for denied removals."""
+    """Report the failed removals. Return the exit code: 1 for a failure, but 0 for denied removals."""
     for reason in removal.denied:
         context.terminal.note(f"not permitted: {reason}")
     for reason in removal.failed:

@@ -107,7 +107,7 @@ def holes(fragments: Iterable[Fragment], head: Offset) -> Iterator[tuple[Offset,
 async def fragments_of(
     context: Context, client: Client, params: FragmentsParams
 ) -> tuple[StoredFragment, ...]:
-    """Return the fragments of a journal; none if it was fully suspended meanwhile."""
+    """Return the fragments of a journal; empty if it was fully suspended meanwhile."""
     try:
         async with journal_answering(context, client, params.journal):
             return tuple(await client.list_fragments(params))

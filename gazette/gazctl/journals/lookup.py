@@ -34,7 +34,7 @@ async def journals_by_name(
 
 async def write_head(context: Context, client: Client, journal: str) -> int:
     """Return the head of a journal, by a read: an append would resume a suspended journal. Raise ``NotFound``
-    for a missing journal, ``NotAllowed`` also for a suspended one, ``Unavailable`` without an answer."""
+    for a missing journal, ``NotAllowed`` also for a suspended journal, ``Unavailable`` without an answer."""
     params = ReadParams(journal, offset=WRITE_HEAD, metadata_only=True)
     async with RetryReader(client, params) as reader:
         async with journal_answering(context, client, journal):

@@ -70,7 +70,7 @@ async def run(context: Context) -> int:
 async def _all_hints(
     context: Context, consumer: ShardClient, shards: Sequence[ListedShard]
 ) -> dict[str, ShardHints]:
-    """Return the hints of shards, by id. Raise ``GazetteError`` if those of any shard cannot be read."""
+    """Return the hints of shards, by id. Raise ``GazetteError`` if a shard's hints cannot be read."""
 
     async def one(shard: ListedShard) -> ShardHints:
         async with context.answering(consumer.address):

@@ -86,7 +86,7 @@ class TopRow:
 
 
 def in_order(items: Iterable[TopRow], sort: Sort, now: float) -> list[TopRow]:
-    """Return items, those with the most of ``sort`` first, and those with an unknown value last."""
+    """Return items, by ``sort`` from the greatest value on, with unknown values last."""
 
     def order(item: TopRow) -> tuple[float, str, str]:
         amount = {"rate": item.rate, "lag": item.lag, "age": item.age(now)}[sort]

@@ -1,4 +1,4 @@
-"""Asks brokers and members for what ``gazctl top`` shows, with a bounded number of calls each time."""
+"""Asks brokers and members for the rows of ``gazctl top``, with a bounded number of calls each time."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ class Listed:
     """By id of a shard that no primary reads: the reason why it waits."""
     headers: dict[str, Header] = field(default_factory=dict)
     refusals: dict[str, GazetteError] = field(default_factory=dict)
-    """Errors of lists that were refused, as for a token that has expired. They are problems, too."""
+    """Errors of lists that were refused, as for a token that has expired. They are in ``problems``, too."""
     at: dict[str, float] = field(default_factory=dict)
     """Time of each list, by the monotonic clock."""
 
 
 @dataclass(slots=True)
 class Sampler:
-    """The journals and shards of a selector, and what is known of them. Loop-bound.
+    """The journals and shards of a selector, and their last answers. Loop-bound.
 
     Every `_LIST_EVERY_S` seconds or more, the journals and the shards are listed, by one call each. Each
     refresh asks the shown items, and as many others as `calls_max` permits, in turn. So a cluster of any size
@@ -83,7 +83,7 @@ class Sampler:
     """Index of the row to ask next, after the shown ones."""
 
     async def refresh(self, shown: Sequence[TopRow]) -> list[TopRow]:
-        """Ask the shown items, and some that are not shown. Return those that were asked.
+        """Ask the shown items, and some that are not shown. Return the asked items.
 
         Raise ``NotAllowed`` or ``Invalid`` at the end if a list was refused. The other list is used then.
         With ``twice``, raise the error of any list that fails, before items are asked.

@@ -174,7 +174,7 @@ def _filter(task: ShardTask, backfill: Backfill) -> Callable[[Envelope[Any]], bo
 
 
 def shard_mapping(backfill: Backfill, partitions: Sequence[Partition]) -> Mapping[Any]:
-    """Return the publisher's mapping over ``partitions``. Raise ``Invalid`` if the backfill has none."""
+    """Return the publisher's mapping over ``partitions``. Raise ``Invalid`` if it has no mapping."""
     all_partitions = Partitions(sorted(partitions))
     mapping = backfill.mapping(lambda: all_partitions)
     if mapping is None:

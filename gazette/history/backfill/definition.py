@@ -71,7 +71,7 @@ class Backfill:
     the journal's label says, or else the place in the messages' type."""
 
     discard_publications: ClassVar[bool] = False
-    """True to drop what the application publishes during a replay: the live shard has published it already.
+    """True to drop the application's publications in a replay: the live shard has published it already.
 
     False: publishing is an error. If the application publishes, set True beside a ``build``, too. Then the
     history must end where the replaced state ends. Otherwise messages would be lost or published twice.
@@ -132,8 +132,8 @@ class Backfill:
     """Columns by which the rows for ``load`` are sorted. Default: all columns that ``fold`` returns."""
 
     def combine(self, rows: Any) -> Any:
-        """Combine rows of one journal before ``fold``, on Spark. The result of ``fold`` must be the same as
-        without this.
+        """Combine rows of one journal before ``fold``, on Spark. The result of ``fold`` must not change by
+        this.
 
         ``rows`` is a ``pyarrow.Table`` of ``fields`` and ``meta``. The result must be a table too, for
         example with sums instead of summands. Spark may pass any of the rows, even rows that never commit,
@@ -152,7 +152,7 @@ class Backfill:
         return frame
 
     def load(self, shard: OfflineShard, store: Any, batches: Iterator[Any]) -> None:
-        """Write what ``fold`` returned for one shard, on Spark: Arrow record batches, in ``order``.
+        """Write the result of ``fold`` for one shard, on Spark: Arrow record batches, in ``order``.
 
         A class with ``fold`` must implement this. The default raises ``Invalid``.
         """
@@ -324,7 +324,7 @@ class _Transaction:
 
     def consume_with_timers(self, timers: ShardTimers, envelope: Envelope[Any]) -> None:
         """Let the application consume a message at the message's time. Fire the timers that are due before
-        the message, and those that are due after it."""
+        the message, and after it the timers that are due then."""
         self._shard.advance(envelope)
         self._fire(timers)
         timers.begin_pass()

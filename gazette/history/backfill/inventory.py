@@ -128,7 +128,7 @@ def staged_orphans(staging: Staging) -> list[Orphan]:
 def _surplus(run: str, objects: Sequence[StagedObject]) -> list[tuple[StagedObject, str]]:
     """Return the objects that a run without a manifest does not need, each with the reason.
 
-    These objects are incomplete ones, and all attempts of each shard except the last attempt.
+    These objects are incomplete states, and all attempts of each shard except the last attempt.
     """
     complete = [
         shard_of(item.name)

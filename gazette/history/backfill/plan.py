@@ -138,7 +138,7 @@ def plan_snapshot(
     *,
     plan: Plan | None = None,
 ) -> Snapshot:
-    """Return the snapshot to read. Blocks. ``plan`` is that of a resumed run.
+    """Return the snapshot to read. Blocks. ``plan`` is the plan of a resumed run.
 
     Raise ``Invalid`` if there is neither a source nor a history, and for ends of journals outside the
     history. Raise ``NotFound`` for absent journals. Raise ``NotYet`` for missing bytes that may still come.
@@ -204,7 +204,7 @@ def _snapshot(access: OpenAccess, chosen: Selection) -> Snapshot:
 def list_partitions(
     access: OpenAccess, backfill: Backfill, planned: Collection[JournalName] | None
 ) -> tuple[Partition, ...]:
-    """Return the partitions for the publisher's mapping; none if the backfill has no own history. Blocks.
+    """Return the partitions for the publisher's mapping; empty if the backfill has no own history. Blocks.
 
     ``planned`` names the partitions of a resumed plan: staged states were mapped to them. Raise ``NotFound``
     if no journal matches, and ``Invalid`` if the class does not name ``partitions``. Raise ``Conflict`` if a

@@ -38,7 +38,7 @@ class ShardReport:
     sources: Mapping[str, int]
     """By source: the offset at which the live shard continues."""
     open_producers: int
-    """Number of producers with an open transaction there. The live shard reads it from its begin."""
+    """Number of producers with an open transaction at that offset. The live shard reads it from its begin."""
 
 
 @dataclass(frozen=True, slots=True)

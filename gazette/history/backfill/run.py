@@ -359,7 +359,7 @@ class BackfillRun:
 
 
 def _require_complete(tasks: Sequence[ShardTask], attempts: Iterable[str]) -> None:
-    """Raise `Bug` unless ``attempts``, which are ids of shards, are those of the tasks' shards."""
+    """Raise `Bug` unless ``attempts``, which are ids of shards, are the ids of the tasks' shards."""
     expected, built = {task.spec.id for task in tasks}, set(attempts)
     if expected != built:
         raise Bug(
@@ -370,7 +370,7 @@ def _require_complete(tasks: Sequence[ShardTask], attempts: Iterable[str]) -> No
 
 
 def _spread(count: int, shards: Sequence[str]) -> list[str]:
-    """Return at most ``count`` shards at even distances: the first one, and of several also the last."""
+    """Return at most ``count`` shards at even distances: the first one, and the last one, too, of several."""
     last = len(shards) - 1
     positions = {round(n * last / max(1, count - 1)) for n in range(min(count, len(shards)))}
     return [shards[position] for position in sorted(positions)]

@@ -114,7 +114,7 @@ class TableDecoder(EnvelopeDecoder[Any]):
         return self._with_doubtful(buffer, _Cut(columns, fields, stop), rows)
 
     def _with_doubtful(self, buffer: bytes, cut: _Cut, rows: Sequence[int]) -> _Cut:
-        """Return scanned messages, with those at ``rows`` as the decoder of the type reads them."""
+        """Return scanned messages. Take the messages at ``rows`` from the decoder of the type."""
         columns, fields = cut.columns, cut.fields
         messages: list[Any] = []
         read_rows: list[int] = []

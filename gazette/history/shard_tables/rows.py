@@ -1,4 +1,4 @@
-"""Messages of a source in columns: as they were decoded, and those that have committed. Needs pyarrow."""
+"""Messages of a source in columns: all decoded messages, and the committed messages. Needs pyarrow."""
 
 from __future__ import annotations
 

@@ -199,7 +199,7 @@ def _fold_of(
 
 
 def _require_counted(backfill: Backfill, snapshot: Snapshot) -> None:
-    """Raise ``Invalid`` if a fold would count misplaced messages, which shards do not consume there."""
+    """Raise ``Invalid`` if a fold would count misplaced messages, which shards do not consume."""
     application = backfill.new_application()
     for journal in snapshot.journals:
         key_place = application.key_place(journal.journal)

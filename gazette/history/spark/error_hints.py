@@ -41,7 +41,7 @@ _SIGN: Final = (
 
 
 class with_hints(ContextDecorator):
-    """Show the hints of errors below their messages in tracebacks of Python, and so in those of Spark.
+    """Show the hints of errors below their messages in tracebacks of Python, and so in Spark's.
 
     Users of Spark see only tracebacks, between the stack traces of Java. So an error is shown without frames
     and cause, except a ``Bug``. This class is also a decorator, but not for generators.

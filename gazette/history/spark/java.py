@@ -126,7 +126,7 @@ def probe(home: Path, found: str) -> Java | str:
 
 
 def _release(home: Path) -> dict[str, str]:
-    """Return the content of a runtime's file ``release``; empty without one."""
+    """Return the content of a runtime's file ``release``; empty if there is no such file."""
     try:
         lines = (home / "release").read_text("utf-8", "replace").splitlines()
     except OSError:

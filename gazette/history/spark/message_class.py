@@ -1,6 +1,6 @@
 """Checks the class that the option ``message`` names.
 
-Every user that may query can set the option, also in SQL. To import a module runs its code, and the code of
+Every user that may query can set the option, even in SQL. To import a module runs its code, and the code of
 its packages. So the option may name only modules that protoc has generated, and modules that the environment
 of the job lists.
 """

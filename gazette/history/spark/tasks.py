@@ -1,4 +1,4 @@
-"""Runs work on objects in tasks of Spark: `run_tasks`. Any session will do, also one of Spark Connect."""
+"""Runs work on objects in tasks of Spark: `run_tasks`. Any session will do, even one of Spark Connect."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def task_frame(
             "task": pa.array(range(tasks), pa.int32()),
             "first": pa.array(bounds[:-1], pa.int32()),
             "items": pa.array(shares, pa.binary()),
-            # Make the plan unique: otherwise Spark would use what another call with an equal plan has cached.
+            # Make the plan unique: otherwise Spark would use the cached result of another call.
             "call": pa.repeat(uuid.uuid4().hex, tasks),
         }
     )

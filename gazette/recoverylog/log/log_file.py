@@ -3,8 +3,8 @@
 So a shard's state is built away from the shard: the store runs as always, and its recorder appends to a file.
 The result is a *branch*: operations of a new author, with sequence numbers that no other branch of the log
 has. A player with earlier hints skips the branch, like operations of any other author. A player with the
-branch's hints reads only the branch, and what follows it. So a branch that is appended, completely or in
-part, has no effect until its hints are stored.
+branch's hints reads only the branch, and the operations after it. So a branch that is appended, completely or
+in part, has no effect until its hints are stored.
 """
 
 from __future__ import annotations

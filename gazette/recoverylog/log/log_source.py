@@ -70,8 +70,8 @@ class StoredLogs:
     ) -> None:
         """Open logs. ``nested`` are journals whose names begin with the name of a log and a slash.
 
-        ``path_postfix_template`` is that of the logs' specifications. Raise ``Invalid`` for an unsupported
-        template.
+        ``path_postfix_template`` is the template in the logs' specifications. Raise ``Invalid`` for an
+        unsupported template.
         """
         postfix_template.parse(path_postfix_template)
         self._stores = tuple(stores)

@@ -38,8 +38,8 @@ class RecoveredState:
 class PlayProgress:
     """Progress of a player. Offsets and sizes are in bytes.
 
-    ``offset`` is that of the next byte to read. ``read_through`` is the offset up to which the log is known
-    to reach: 0 for an empty log, or before the first answer of a broker.
+    ``offset`` is the offset of the next byte to read. ``read_through`` is the offset up to which the log is
+    known to reach: 0 for an empty log, or before the first answer of a broker.
     """
 
     state: PlayerState

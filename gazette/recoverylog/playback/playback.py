@@ -98,7 +98,7 @@ _CONTRADICTIONS: Final = frozenset(
         Outcome.NO_SUCH_LINK,
     }
 )
-"""Outcomes of operations whose sequence number and checksum are the next ones, but whose action is wrong."""
+"""Outcomes of operations with the next sequence number and checksum, but a wrong action."""
 
 JUNK_MAX: Final = 64 << 20
 """Greatest number of bytes in a row without a frame: a journal with more is not a recovery log."""
@@ -234,7 +234,7 @@ class Playback:
         self._jumped = True
 
     def expect_handoff(self, author: int) -> None:
-        """Watch for the hand-off operation of ``author``: `handoff` says what became of it."""
+        """Watch for the hand-off operation of ``author``: `handoff` is its outcome."""
         self._handoff_author = author
         self.handoff = Handoff.UNREAD
 
@@ -350,7 +350,7 @@ class Playback:
                 actions.append(DropNode(fnode))
             case Write(fnode=fnode, offset=offset, length=length) if length:
                 self._raw = _RawBytes(fnode if applied else None, offset, length)
-            case _:  # Links, properties, and what did not apply, change no staged file.
+            case _:  # Links, properties, and operations that did not apply.
                 pass
 
     def _must_have_applied(self, op: RecordedOp, outcome: Outcome, had_hints: bool) -> bool:

@@ -155,8 +155,8 @@ class Player:
         self._woken.set()
 
     def note_head(self, head: int) -> None:
-        """Note that the log ends at ``head``: `play` raises ``Unavailable`` if the bytes up to there do not
-        come. Do nothing before `tailing` is set, and after `hand_off`."""
+        """Note that the log ends at ``head``: `play` raises ``Unavailable`` if the bytes before ``head`` do
+        not come. Do nothing before `tailing` is set, and after `hand_off`."""
         if self.tailing.is_set() and self._author is None and head > self._read_through:
             self._read_through = head
             self._woken.set()
@@ -483,7 +483,7 @@ class Player:
         return data[:count]
 
     def _close_reader(self) -> None:
-        """Close the reader, and drop what was read ahead."""
+        """Close the reader, and drop the bytes that were read ahead."""
         self._beyond_cut = b""
         if self._pending is not None:
             self._pending.cancel()

@@ -1,12 +1,12 @@
-"""The bytes of images and redo: frames, headers, and what a commit changed in a page. Pure.
+"""The bytes of images and redo: frames, headers, and changes of a page by a commit. Pure.
 
 `redo` says which files a database has, and why.
 
 - A redo file: a header, then frames until the end of the file.
 - A frame: length and checksum of its payload, its kind, the payload.
 - The payload of a commit: pages of the database; for each page that changed, its ranges.
-- The payload of an image: group, pages and checksum. For an image within a file, also the file and
-  the offset.
+- The payload of an image: group, pages and checksum. For an image within a file: the file and the offset,
+  too.
 """
 
 from __future__ import annotations

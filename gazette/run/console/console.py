@@ -118,7 +118,7 @@ class Console:
     # -- One journal
 
     async def _listed(self, arguments: Arguments) -> ListedJournal:
-        """Return the journal that a request names. Raise ``NotFound`` if the list has none."""
+        """Return the journal that a request names. Raise ``NotFound`` if the list lacks it."""
         await self._watch.opened()
         name = required(arguments, "name")
         journal = self._watch.sampler.listed.journals.get(name)

@@ -47,7 +47,7 @@ def operations_in(data: bytes, base: Offset) -> Iterator[RecordedOp]:
 
 
 def commits_in(data: bytes, base: Offset) -> list[LoggedCommit]:
-    """Return the commits whose begins are in some bytes, without the last one if it is not whole. No IO."""
+    """Return the commits whose begins are in some bytes, without an incomplete last commit. No IO."""
     commits: list[LoggedCommit] = []
     for op in operations_in(data, base):
         if op.group_time:

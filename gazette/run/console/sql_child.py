@@ -73,7 +73,7 @@ def answer_of(job: Mapping[str, Any]) -> Any:
         for schema, database in zip("ab", databases, strict=True):
             connection.execute(f"ATTACH ? AS {schema}", (database,)).fetchall()
         return [asdict(table) for table in differences(connection, job["own_tables"])]
-    # This limit is for results. Tables that are there may have more columns.
+    # This limit is for results. Existing tables may have more columns.
     connection.execute("SELECT count(*) FROM sqlite_master").fetchall()
     connection.limit(apsw.SQLITE_LIMIT_COLUMN, COLUMNS_MAX)
     pragmas = frozenset(job["pragmas"])

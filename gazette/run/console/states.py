@@ -221,7 +221,7 @@ class States:
         return self._checkpoints.get((self._life(shard), offset))
 
     async def checkpoint(self, shard: ListedShard, offset: Offset) -> Checkpoint:
-        """Return the checkpoint at an offset that the log has. It is kept longer than the state.
+        """Return the checkpoint at an offset that the log has. It is remembered longer than the state.
 
         For errors see `state`.
         """
@@ -323,7 +323,7 @@ class States:
             )
 
     def _forget(self, key: _Key) -> asyncio.Task[None]:
-        """Stop a recovery, and remove its files. Return the task that does it."""
+        """Stop a recovery, and remove its files. Return the task of the removal."""
         opening = self._openings.pop(key)
         opening.stop()
         return self._scope.spawn(self._remove(opening), name="remove")

@@ -39,7 +39,7 @@ class Verdict:
 def journal_verdicts(
     journals: Iterable[ListedJournal], problems: Mapping[tuple[str, str], str]
 ) -> Iterator[Verdict]:
-    """Yield what is wrong with journals. ``problems`` are those that brokers report."""
+    """Yield what is wrong with journals. ``problems`` are reports of brokers."""
     for journal in journals:
         spec, route = journal.spec, journal.route
         severity, reason, advice, command = CRITICAL, "", _LEASE, _MEMBERS
@@ -60,7 +60,7 @@ def journal_verdicts(
 
 
 def _journal_advice(name: str, problem: str, journal: ListedJournal) -> tuple[str, str]:
-    """Return what to do about the problem that a broker has with a journal, and the command for it."""
+    """Return the advice for a problem of a broker with a journal, and the command for it."""
     stores = journal.spec.fragment.stores
     if "whose they are" in problem:
         advice = "Say whether these fragments are of the journal. See docs/stores.md."

@@ -28,7 +28,7 @@ Described: TypeAlias = Mapping[tuple[ProcessId, str], Mapping[str, Any]]
 
 
 def cluster_document(watch: ClusterWatch, now: float) -> dict[str, Any]:
-    """Return the overview: what is wrong, and members."""
+    """Return the overview: verdicts and members."""
     listed = watch.sampler.listed
     verdicts = grouped_verdicts(watch)
     return {
@@ -60,13 +60,13 @@ def grouped_verdicts(
 def verdicts_about(
     watch: ClusterWatch, family: str, name: str, server: str, route: Route
 ) -> list[dict[str, Any]]:
-    """Return what is wrong with a journal or a shard, with its members, and with their lists."""
+    """Return the verdicts on a journal or a shard, on its members, and on their lists."""
     names = {name, *map(str, route.members), watch.addresses().get(server, "")}
     return grouped_verdicts(watch, (family, server), names)
 
 
 def all_verdicts(watch: ClusterWatch) -> Iterator[Verdict]:
-    """Yield what is wrong with the cluster, with members, journals and shards."""
+    """Yield the verdicts on the cluster, its members, journals and shards."""
     for what, reason in watch.sampler.problems.items():
         address = watch.addresses().get(what, "")
         advice = f"Check that it runs, and that {address} is its address. What is shown is old."
@@ -196,7 +196,7 @@ def journal_row(journal: ListedJournal, row: TopRow | None, problem: str) -> dic
 
 
 def shard_row(watch: ClusterWatch, shard: ListedShard, described: Described) -> dict[str, Any]:
-    """Return what is known of a shard, from its status, its members' descriptions and their metrics."""
+    """Return the facts about a shard, from its status, its members' descriptions and their metrics."""
     spec = shard.spec
     row = watch.sampler.rows.get(("shard", spec.id))
     primary_id = shard.route.primary_id
@@ -290,7 +290,7 @@ def _counters(member: SeenMember | None, shard_id: str) -> dict[str, Any]:
 
 
 def _messages_in(lag: int | None, counters: Mapping[str, Any]) -> int | None:
-    """Return about how many messages a lag has, by the mean size of those that were read."""
+    """Return about how many messages a lag has, by the mean size of messages that were read."""
     if not lag or not counters["read_bytes"] or not counters["read_messages"]:
         return 0 if lag == 0 else None
     mean_bytes: float = counters["read_bytes"] / counters["read_messages"]

@@ -298,7 +298,7 @@ class LocalCluster:
         running = [broker.process for broker in self.brokers if broker.process.running]
         in_time: list[bool] = []
         if running:
-            # Without etcd, brokers could neither store what they hold nor leave.
+            # Without etcd, brokers could neither store their content nor leave.
             async with TaskScope("stop") as scope:
                 scope.spawn(self._keep_etcd_if_possible(), name="etcd")
                 in_time = await asyncio.gather(*(process.stop(timeout_s) for process in running))

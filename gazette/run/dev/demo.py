@@ -225,7 +225,7 @@ class _Demo:
         report = self.report
         report.backfill, report.backfill_messages = self.runner.name, act.messages
         report.backfill_seconds = act.seconds
-        # The backfill reads stored fragments. The shard itself consumes what follows them.
+        # The backfill reads stored fragments. The shard itself consumes the later messages.
         await words.await_read_through(await publishing.write_heads(), CATCH_UP_TIMEOUT_S)
         await self._compare(words, counted, "every count is as it was before")
         more_files = self.files[:MORE_FILES]

@@ -1,7 +1,7 @@
 """Options of a RocksDB store's column families.
 
-Options that the application gives take precedence. A family without given options gets those of the last
-opening: RocksDB writes options beside its files, so they are in the recovery log.
+Options that the application gives take precedence. A family without given options gets the options of the
+last opening: RocksDB writes options beside its files, so they are in the recovery log.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def require_count(path: str, given: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class OpenedWith:
-    """rocksdict's options with which a database is opened: its own, and those of each column family."""
+    """rocksdict's options with which a database is opened: its own, and the options of each column family."""
 
     database: Any
     families: dict[str, Any]
@@ -190,7 +190,7 @@ def options_to_open(
     if options is None and recorded is not None:
         database = recorded.database
     else:
-        # The options of the whole database are those of the default family.
+        # The options of the whole database are the options of the default family.
         database = native_options(native, options or defaults)
         database.set_max_background_jobs((options or defaults).background_jobs)
     _make_recordable(native, database)

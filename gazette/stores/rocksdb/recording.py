@@ -55,7 +55,7 @@ While a file is recorded again, the log that a recovery reads grows by 5/4 of th
 """
 COPY_RATIO: Final = 4
 COPY_MIN: Final = 256 << 10
-"""Bound, in bytes, of what a commit records again while a recovery would read too much of the log.
+"""Greatest number of bytes that a commit records again while a recovery would read too much of the log.
 
 The bound is `COPY_RATIO` times the bytes of the commit, at least `COPY_MIN`. With this ratio the
 horizon shrinks faster than commits extend it.
@@ -312,7 +312,7 @@ class RocksDBRecording:
         return tracked
 
     def _hold_wals(self, names: Collection[str]) -> None:
-        """Hold the WALs among ``names``, too. Raise ``FileNotFoundError`` if RocksDB has removed one."""
+        """Hold the WALs among ``names``, too. Raise ``FileNotFoundError`` if RocksDB has removed a WAL."""
         wals = {wal.name: wal for wal in self._wals}
         wals |= {name: self._hold(name) for name in names if WAL.fullmatch(name)}
         self._wals = sorted(wals.values(), key=lambda wal: int(wal.name.partition(".")[0]))
@@ -348,7 +348,7 @@ class RocksDBRecording:
         return contents
 
     def _record_small(self, group: Group, small: dict[str, bytes]) -> None:
-        """Record small files that have changed, and unlink those that RocksDB has removed."""
+        """Record small files that have changed, and unlink small files that RocksDB has removed."""
         for name, content in sorted(small.items()):
             path = "/" + name
             if path in PROPERTY_PATHS:

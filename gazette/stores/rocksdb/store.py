@@ -91,8 +91,8 @@ class RocksDBStore(Store):
     ) -> None:
         """Open the played-back database, or a new one.
 
-        ``options`` are those of the default family. A family without options gets those of the last opening,
-        or else the defaults. A commit is written in batches of about ``batch_bytes``. No other thread of the
+        ``options`` are for the default family. A family without options gets those of the last opening, or
+        else the defaults. A commit is written in batches of about ``batch_bytes``. No other thread of the
         process runs while a batch is written. Raise ``Invalid`` for wrong options, if the package is missing,
         and if the log has another store. Raise ``Corrupt`` for damaged files. For other errors of RocksDB see
         `native_errors`.
@@ -167,7 +167,7 @@ class RocksDBStore(Store):
 
     @classmethod
     def _reading(cls, native: Any, copy: FollowedRocksDB) -> Self:
-        """Return a store that only reads ``copy``: what queries on a hot standby get."""
+        """Return a store that only reads ``copy``: queries on a hot standby get it."""
         store = cls.__new__(cls)
         store._native = native
         store._path = copy.path

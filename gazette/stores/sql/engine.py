@@ -43,8 +43,8 @@ def create_checkpoint_table(engine: sa.Engine, name: str = TABLE) -> None:
 def create_tables(engine: sa.Engine, metadata: sa.MetaData) -> None:
     """Create the tables that are missing. Members and shards may call this at the same time.
 
-    ``metadata`` has tables of the application beside that of checkpoints (`checkpoint_table`).
-    Existing tables are not checked. Errors of SQLAlchemy reach the caller.
+    ``metadata`` has the table of checkpoints (`checkpoint_table`), and tables of the application. Existing
+    tables are not checked. Errors of SQLAlchemy reach the caller.
     """
     for attempt in range(1, _CREATE_ATTEMPTS + 1):
         try:

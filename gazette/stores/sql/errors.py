@@ -83,7 +83,7 @@ def translating(
     is_fenced: Callable[[], bool] | None = None,
 ) -> Iterator[None]:
     """Raise a `GazetteError` for an error of the connection. With ``table``, the table of checkpoints, raise
-    one also for errors of a restore.
+    one for errors of a restore, too.
 
     Let other errors pass. Raise ``Unavailable`` if the connection is lost, ``Aborted`` if another transaction
     was faster, and ``Invalid`` if ``table`` is missing. Raise ``InvalidValue`` for a parameter whose class

@@ -279,7 +279,7 @@ class SQLStore(Store):
         return SQLTimers(self._timers, shard.fqn, dialect, self.execute, self.query)
 
     def held(self, shard: Shard) -> HeldState:
-        """Return what the database holds of the shard: see `Claimable`. Leave the fence unchanged. Blocks."""
+        """Return the shard's rows in the database: see `Claimable`. Leave the fence unchanged. Blocks."""
         with (
             translating(self.engine, "look at the checkpoint", table=self._table.name),
             self.engine.connect().execution_options(**{READING: True}) as connection,

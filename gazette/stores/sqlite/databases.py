@@ -46,7 +46,7 @@ def no_frames(path: Path) -> Broken:
 
 
 def database_names(given: Iterable[str], links: Iterable[str]) -> list[str]:
-    """Return the databases of a store beside its primary: the given ones, and those in the log.
+    """Return the databases of a store beside its primary: the given databases, and the databases in the log.
 
     A database that only a former version of the application attached stays attached. Otherwise no owner
     would record its files again, and the log could not be pruned. Raise ``Invalid`` for a bad name.

@@ -1,4 +1,4 @@
-"""Hand-over of SQLite databases between this store and that of the Go original: `Former`, `record_note`.
+"""Hand-over of SQLite databases between this store and the store of the Go original: `Former`, `record_note`.
 
 The original's store cannot read our records. It would find no directory ``/pageDB/`` in our log, and begin
 without a state. So each of our logs has a file of that name. The original fails at this file, with its name

@@ -5,7 +5,7 @@ own copy of SQLite. That copy sees no lock of the store's copy, and assumes that
 it opens the database, it makes the index of the WAL again. When it closes the database, it moves the WAL into
 the database file, deletes the WAL, and drops the store's locks. Then another process may do the same.
 
-Locks of an open file description conflict with those of any copy, and no other close drops them. The store
+Locks of an open file description conflict with locks of any copy, and no other close drops them. The store
 holds such locks on two bytes, shared, as a reader in another process would. So other copies do no harm, where
 the system and the file system have such locks.
 """

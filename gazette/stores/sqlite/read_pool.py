@@ -127,7 +127,7 @@ class ReadPool:
         return f"file:{urllib.parse.quote(str(path))}{suffix}"
 
     def close(self) -> None:
-        """Close idle connections, and interrupt those in use: their users close them."""
+        """Close idle connections, and interrupt connections in use: their users close them."""
         with self._lock:
             self._closed = True
             while self._idle:

@@ -291,7 +291,7 @@ class RedoRecording:
             self._create_redo(group, previous_end)
 
     def _oldest_group(self) -> int:
-        """Return the group that needs the oldest redo, with an image or without one. At least one group must
+        """Return the group that needs the oldest redo, with or without an image. At least one group must
         exist. Both dicts are in order of age."""
         imaged = next(iter(self._state.groups), None)
         bare = next(iter(self._first_redo), None)

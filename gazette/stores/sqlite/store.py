@@ -183,9 +183,9 @@ class SQLiteStore(Store):
     ) -> StateView:
         """Return a view for `Application.new_view`.
 
-        Queries on a standby get an object of this class that was made without ``__init__``. Methods
-        that use only ``query`` work as on the primary, and writing raises ``NotAllowed``. The view has
-        all databases, including those that the primary has attached. Raise ``Invalid`` for bad arguments.
+        Queries on a standby get an object of this class that was made without ``__init__``. Methods that use
+        only ``query`` work as on the primary, and writing raises ``NotAllowed``. The view has all databases,
+        even databases that the primary has attached. Raise ``Invalid`` for bad arguments.
         """
         _check_readers(readers)
         setup = ConnectionSetup(connection_pragmas, prepare_connection)
@@ -194,8 +194,8 @@ class SQLiteStore(Store):
 
     @classmethod
     def _reading(cls, copy: FollowedDatabases, readers: int, setup: ConnectionSetup) -> Self:
-        """Return a store that only reads ``copy``: what queries on a hot standby get. Raise ``NotYet``
-        without a commit of the schema."""
+        """Return a store that only reads ``copy``: queries on a hot standby get it. Raise ``NotYet`` without
+        a commit of the schema."""
         store = cls.__new__(cls)
         store._readers = ReadPool(copy.path, readers, setup, attached=copy.attached, immutable=True)
         store._directory = copy.path.parent
@@ -357,8 +357,8 @@ class SQLiteStore(Store):
 
         A table is a table or batch of ``pyarrow``, or a frame of Polars. A timestamp is an integer of
         microseconds, and a date is a text. SQLite calls Python for each value: aggregate large tables before.
-        Errors are those of `execute`, ``Invalid`` for a name that the database has already, and
-        ``InvalidValue`` for NaN, and for types such as lists, structs, and decimals with a scale.
+        Raise as `execute`, ``Invalid`` for a name that the database has already, and ``InvalidValue`` for
+        NaN, and for types such as lists, structs, and decimals with a scale.
         """
         connection = self.connection
         if not connection.in_transaction:
@@ -431,7 +431,7 @@ class SQLiteStore(Store):
         On the shard's thread, the query sees the writes of the running transaction. On another thread, it
         sees every transaction that was committed locally, even if its append is not done. On such a thread,
         it waits while all ``readers`` are in use. Raise ``NotAllowed`` for SQL that writes, ``InvalidValue``
-        as `execute`, ``Corrupt`` for a damaged file, ``Closed`` when the store is destroyed, also during the
+        as `execute`, ``Corrupt`` for a damaged file, ``Closed`` when the store is destroyed, even during the
         query. Raise ``apsw.Error`` for faults of the SQL: the transaction continues.
         """
         if threading.get_ident() == self._thread:

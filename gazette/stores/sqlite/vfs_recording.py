@@ -314,7 +314,7 @@ class VfsRecording:
         return True
 
     def close(self) -> None:
-        """Close the connection. Do not record what SQLite writes meanwhile."""
+        """Close the connection. Do not record writes of SQLite meanwhile."""
         self._notes.is_closed = True
         if self._connection is not None:
             # Closing would move the WAL into the database, and the disk may be full.

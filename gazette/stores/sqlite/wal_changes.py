@@ -102,7 +102,7 @@ class WalIndex:
 
 
 def used_elsewhere(path: Path, what: str) -> Broken:
-    """Return the error of a store whose database another copy of SQLite has used. ``what``: what it did."""
+    """Return the error of a store whose database another copy of SQLite has used. ``what`` says how."""
     return Broken(
         f"another copy of SQLite has used the shard's database: {what}",
         path=str(path),

@@ -1,4 +1,4 @@
-"""The judge of one seed: it compares the end of a run with a fold of what its shards consumed."""
+"""The judge of one seed: it compares the end of a run with a fold of its shards' input."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Judge:
         self._directory = Path(tempfile.mkdtemp(prefix="fold-", dir=run.cluster.scratch))
 
     def findings(self) -> list[Finding]:
-        """Return what is wrong about the run; findings of the run itself come first."""
+        """Return the findings about the run; findings of the run itself come first."""
         ended = self._ended
         if ended.findings:
             return ended.findings

@@ -1,6 +1,6 @@
 """One seed of an application: brokers, members of the application, publishers, and the story's faults.
 
-After the last fault, a judge compares the state of each shard with a fold of what the shard consumed.
+After the last fault, a judge compares the state of each shard with a fold of the shard's input.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ class AppRun:
     # Running.
 
     def run(self) -> Ended:
-        """Run the story, and return what the judge needs.
+        """Run the story, and return the end of the run for its judge.
 
         Raise ``Invalid`` for an application that cannot be simulated.
         """
@@ -270,7 +270,7 @@ class AppRun:
             self.note_finding(str(error))
 
     async def _read_logs(self, client: Client) -> None:
-        """Read what time travel needs: the recovery logs, and their hints."""
+        """Read the recovery logs and their hints, for time travel."""
         logs = self.ended.logs
         async with asyncio.timeout(_QUIET_S):
             for spec in self.specs:

@@ -25,7 +25,7 @@ from gazette.testing.simulation.shard_history import Consumed
 from gazette.testing.simulation.user_code import UserSurroundings
 
 HASH_SEED: Final = "4711"
-"""The hash seed of the other process; that of the simulation is 0."""
+"""The hash seed of the other process; the simulation's is 0."""
 
 _OF: Final = 3
 """One in so many seeds is folded in the other process, too."""

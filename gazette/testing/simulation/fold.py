@@ -106,8 +106,7 @@ class LostTimer(Exception):
 
 
 class Fold:
-    """One run of an application over an `Input`. If ``recorded``, transactions end where those of the shard
-    did."""
+    """One run of an application over an `Input`. If ``recorded``, transactions end as the shard's did."""
 
     def __init__(
         self,

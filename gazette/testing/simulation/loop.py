@@ -300,7 +300,7 @@ _OUTSIDE: Final = copy_context()
 
 
 class NodeClock:
-    """Time as one node sees it: that of the virtual loop, and a wall clock that may be wrong."""
+    """Time as one node sees it: the virtual loop's, and a wall clock that may be wrong."""
 
     __slots__ = ("_loop", "_node", "offset_s")
 

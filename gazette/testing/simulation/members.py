@@ -49,7 +49,7 @@ class Trap:
     point: str
     passes: int
     spring: Callable[[Any], float | None]
-    """Called with the process. Returns the seconds for which the thread waits there; None: no wait."""
+    """Called with the process. Returns the seconds for which the thread waits; None: no wait."""
     detail: str = ""
     """If it is given, only passes with this detail count."""
 
@@ -156,7 +156,7 @@ class SimMember(SimProcess):
 
     @property
     def shards(self) -> dict[str, Shard]:
-        """The replicas of shards that the process holds, by id; none while it starts."""
+        """The replicas of shards that the process holds, by id; empty while it starts."""
         service = self.service
         if self.ended or service is None or service._parts is None:
             return {}

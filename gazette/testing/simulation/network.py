@@ -939,7 +939,7 @@ class SimCall:
 
 
 class SimContext:
-    """The server's end of a call: what handlers get as their context."""
+    """The server's end of a call: handlers get it as their context."""
 
     def __init__(self, call: SimCall, connection: SimConnection) -> None:
         self.call = call

@@ -31,7 +31,7 @@ class WrongRows:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """A state of a shard: what a promotion restored, or what one of its transactions left."""
+    """A state of a shard: as a promotion restored it, or as a transaction left it."""
 
     promotion: Promotion
     count: int

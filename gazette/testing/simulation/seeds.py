@@ -279,7 +279,7 @@ def in_child(
 
 
 def _death(seed: int, report: str, status: int) -> SeedResult:
-    """Return the outcome of a seed whose process has ended, by what its fault handler wrote."""
+    """Return the outcome of a seed whose process has ended, by the report of its fault handler."""
     code = os.waitstatus_to_exitcode(status)
     what, cause = f"its process exits with code {code}", "death"
     if "Timeout (" in report:
@@ -306,12 +306,12 @@ def _serve(
     writing: int,
     report: IO[bytes],
 ) -> NoReturn:
-    """Run a call for each seed, and write what it returns. Do not return."""
+    """Run a call for each seed, and write the result. Do not return."""
     code = 1
     try:
         # Ctrl-C is for the parent, which ends this process.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        os.dup2(2, 1)  # What the user's code prints must not be among reports.
+        os.dup2(2, 1)  # Output of the user's code must not be among reports.
         logging.disable(logging.CRITICAL)
         faulthandler.enable(report)
         with os.fdopen(writing, "wb") as file:

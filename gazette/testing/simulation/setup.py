@@ -110,7 +110,7 @@ class Setup:
         self._prepare_tables()
 
     def _prepare_tables(self) -> None:
-        """Load or compile what members need for tables. Raise ``Invalid`` for messages without columns."""
+        """Load or compile the code for tables. Raise ``Invalid`` for messages without columns."""
         application = self._application
         journals = {spec.name: spec for spec in self.journals}
         for spec in self.shards:

@@ -1,4 +1,4 @@
-"""The history of an application's shards in one simulation: what each promotion restored, consumed and fired.
+"""The history of an application's shards in one simulation: the steps and states of each promotion.
 
 The history decides which transactions took effect. A promotion restores the checkpoint of one of them: all
 others after that transaction had no effect, whatever their owner believed.
@@ -117,7 +117,7 @@ class Rebuilt:
         return not restored.ack_intents and offsets == ends
 
     def applied(self, chain: Sequence[RecordedTransaction]) -> list[RecordedTransaction]:
-        """Return the transactions, with only messages of `spans`. A further one has those that they lack."""
+        """Return the transactions with only messages of `spans`, and one more with the other messages."""
         left = {(journal, span) for journal, spans in self.spans.items() for span in spans}
         transactions = []
         for transaction in chain:
@@ -170,7 +170,7 @@ class ShardHistory:
         return of_shard[-1] if of_shard else None
 
     def steps(self) -> Iterator[Consumed]:
-        """Yield all steps of all transactions, also of those without effect."""
+        """Yield all steps of all transactions, even of transactions without effect."""
         for promotion in self.promotions:
             for transaction in promotion.transactions:
                 yield from transaction.steps
@@ -185,7 +185,7 @@ class ShardHistory:
         return [[*before, *own] for before in self.leading_to(promotion)]
 
     def leading_to(self, promotion: Promotion) -> list[list[RecordedTransaction]]:
-        """Return the sequences that may have led to what a promotion restored: see `effective`."""
+        """Return the sequences that may have led to the state that a promotion restored: see `effective`."""
         return list(islice(self._leading_to(promotion), _CHAINS_MAX))
 
     def note_rebuilt(self, rebuilt: Rebuilt) -> None:
@@ -297,7 +297,7 @@ class ShardHistory:
 
     @contextlib.contextmanager
     def attached(self) -> Iterator[None]:
-        """Record what shards of this process do within the block."""
+        """Record the steps of this process's shards within the block."""
         history = self
         dispatchers: dict[int, ShardCallbacks] = {}
 

@@ -54,7 +54,7 @@ _EVENT_TIME: Final = 2
 
 
 def sqlstate(error: BaseException) -> str:
-    """Return the SQLSTATE of a driver's error; empty without one."""
+    """Return the SQLSTATE of a driver's error; empty if it has none."""
     return str(getattr(error, "sqlstate", None) or getattr(error, "pgcode", None) or "")
 
 
@@ -89,7 +89,7 @@ class SimDatabase:
     def __init__(self, server: Any, name: str) -> None:
         self.name = name
         self.is_connecting = False
-        """True while a driver connects: for that, and nothing else, callbacks may use the network."""
+        """True while a driver connects: callbacks may use the network for this purpose only."""
         self.now: Callable[[], float] = lambda: 0.0
         self.pause: Callable[[float], bool] = lambda seconds: False
         """Lets virtual time pass for the caller. Returns False if the caller cannot wait."""
@@ -160,7 +160,7 @@ class SimDatabase:
             self._pools.pop(key)[1].dispose()
 
     def forget(self, connection: Any) -> None:
-        """Roll back a closed session now: the server would do so at some later time."""
+        """Roll back a closed session now: the server would roll it back at some later time."""
         session = self._sessions.pop(id(connection), None)
         if session is not None:
             with contextlib.suppress(Exception):  # The server may have ended it.

@@ -31,7 +31,7 @@ _OWN: tuple[str, ...] = (
 CHECKPOINT: Final = "gazette_checkpoint"
 """Table of a state that queries saw: its only row has the checkpoint."""
 _NO_STEP: Final = frozenset(".[]()'")
-"""Characters with a meaning in paths: a key with one of them is quoted there."""
+"""Characters with a meaning in paths: a path has a key with such a character in quotes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ def left_state(store: Store, ignore: Collection[str] = ()) -> Rows | None:
 def state_of_files(state: ShardState, store: Store, ignore: Collection[str] = ()) -> Rows | None:
     """Return the rows that `seen_state` returns of a store with these files. ``store`` is of the same class.
 
-    None: the files are those before the first commit.
+    None: the files are from before the first commit.
     """
     match state.kind:
         case StateKind.SQLITE:
@@ -129,7 +129,7 @@ def _with_checkpoint(rows: Rows | None, query: _Query) -> Rows | None:
 
 
 def sources_of_state(rows: Rows | None) -> dict[str, int]:
-    """Return the offsets of sources in a state's checkpoint; nothing for a state without one."""
+    """Return the offsets of sources in a state's checkpoint; empty if the state has no checkpoint."""
     text = (rows or {}).get(CHECKPOINT, {}).get("checkpoint", "")
     checkpoint = Checkpoint.from_bytes(bytes.fromhex(text))
     return {name: source.read_through for name, source in checkpoint.sources.items()}

@@ -47,7 +47,7 @@ class TurnThread:
     idle: list[TurnThread] = []  # noqa: RUF012 - threads are used again by the next simulation
 
     def __init__(self) -> None:
-        # Each is released by one thread and acquired by the other.
+        # One thread releases each lock, and the other thread acquires it.
         self._go, self._back = threading.Lock(), threading.Lock()
         self._go.acquire()
         self._back.acquire()
@@ -260,7 +260,7 @@ class SpoolDisk:
         return bool(self.write_s) or self.full or self.broken
 
     def work(self, doing: str, *, writes: bool = True) -> None:
-        """Wait as long as an operation takes. Raise the error of the disk, if it has one."""
+        """Wait as long as an operation takes. Raise the error of a failing disk."""
         if self.write_s:
             self.threads.wait(self.write_s * (0.5 + self.threads.rng.random()))
         if self.full and writes and self.threads.rng.random() < 0.7:
@@ -367,7 +367,7 @@ class SimStore:
         self._loop = loop
 
     def _work(self) -> None:
-        """Wait as long as a request takes. Raise the error of the store, if it has one."""
+        """Wait as long as a request takes. Raise the error of a failing store."""
         rng = self._threads.rng
         trouble = self._bucket.trouble
         self._threads.wait(rng.expovariate(1.0) * 0.01 + rng.random() * trouble.delay_s)

@@ -1,4 +1,4 @@
-"""Cuts what a `TableApplication` consumed into other tables: results must not depend on where tables end.
+"""Cuts the input of a `TableApplication` into other tables: results must not depend on where tables end.
 
 A fold makes tables of decoded messages, and a member makes them of columns. So a seed compares both ways.
 """

@@ -59,7 +59,7 @@ class WrongMoment:
 
 
 class TimeTraveller:
-    """Opens states of former moments, and compares them with those that commits left."""
+    """Opens states of former moments, and compares them with the states that commits left."""
 
     def __init__(
         self,

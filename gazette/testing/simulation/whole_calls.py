@@ -18,7 +18,7 @@ Metadata = tuple[tuple[str, str], ...]
 
 _Code: Final = grpc.StatusCode
 _BUSY_S: Final = (0.0, 0.002, 0.01)
-"""Seconds for which a loop may be busy before it reads what has arrived."""
+"""Seconds for which a loop may be busy before it reads the arrived bytes."""
 
 
 class SimWholeCall:

@@ -221,7 +221,7 @@ class _Publishing:
 def choice_of(options: WriteOptions, partitions: Partitions) -> Choice:
     """Return the function from a message and the value of its mapping column to a partition.
 
-    The journal is that of ``journal_column``, or the only one. Otherwise it follows from the key: if a
+    The journal is the one in ``journal_column``, or the only one. Otherwise it follows from the key: if a
     declaration has made the journals, their labels name the key. Without any key, the journal is random.
     Raise ``Invalid`` for a journal whose labels name a key, and whose name is not that of a partition.
     """

@@ -43,7 +43,7 @@ Maker = Callable[[dict[str, Any]], Any]
 
 
 class Published(WriterCommitMessage):
-    """A task's message to the driver: what the task has published."""
+    """A task's message to the driver about its published messages."""
 
     def __init__(self, attempt: Attempt) -> None:
         self.attempt = attempt
@@ -106,7 +106,7 @@ class _Writer:
 
     @with_hints()
     def write(self, iterator: Iterator[Any]) -> Published:
-        """Publish the rows of a task, pending, and return what the driver needs to commit them."""
+        """Publish the rows of a task, pending, and return the attempt, which the driver commits."""
         options = self._options
         make = _maker(options, self._fields.names)
         if self._is_place and _UUID in self._schema.names:
@@ -265,7 +265,7 @@ def _is_text(kind: pa.DataType) -> bool:
 
 def _text(value: Any) -> str:
     """Return a value as the text of a field of CSV, from which it reads back equal; a null as an empty text,
-    which is a null in all columns but those of strings."""
+    which is a null in all columns except columns of strings."""
     match value:
         case None:
             return ""

@@ -392,7 +392,7 @@ class WriteOptions:
     selector: LabelSelector | None
     content_type: str
     content_type_unlabelled: str
-    """Content type for journals without a label, from the option ``value``; empty without it."""
+    """Content type for journals without a label, from the option ``value``; empty without this option."""
     value: str
     shape: MessageFormat
     """Class of protobuf messages, and place of the UUID."""

@@ -33,9 +33,9 @@ TASKS_MAX: Final = 4096
 def read(spark: Any, *, schema: Any = None, **options: Any) -> Any:
     """Return a DataFrame of journals as of now. The executors make both passes.
 
-    ``options`` are those of ``format("gazette")``, with ``__`` for a dot in names (``broker__address``).
-    Messages that are appended after this call are not read. Raise ``Invalid`` for wrong options or columns,
-    and the errors of `take_snapshot` and of reading.
+    ``options`` are the options of ``format("gazette")``, with ``__`` for a dot in names
+    (``broker__address``). Messages that are appended after this call are not read. Raise ``Invalid`` for
+    wrong options or columns, and the errors of `take_snapshot` and of reading.
     """
     parsed = ReadOptions.parse(option_texts(options))
     if schema is None:

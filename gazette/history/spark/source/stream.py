@@ -319,7 +319,7 @@ class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         known: Sources,
         ends: Mapping[JournalName, Offset],
     ) -> FoldedSnapshot:
-        """Return the fold of a batch. Do not fold again what `latestOffset` has folded."""
+        """Return the fold of a batch. Do not fold again a batch that `latestOffset` has folded."""
         if self._folded is not None and self._folded[:2] == (start, end):
             return self._folded[2]
         return self._fold_to(known, ends)

@@ -33,7 +33,7 @@ _ASK_BROKERS: Final = (
     "with direct=true instead of store"
 )
 _LAG_S: Final = 30.0
-"""Seconds for which a broker that lags behind its peers may show less than what was read."""
+"""Seconds for which a broker that lags behind its peers may show fewer bytes than were read."""
 _LAG_POLL_S: Final = 0.5
 
 
@@ -59,14 +59,14 @@ class StreamJournals:
         self._access: OpenAccess | None = None
         self._listed: _Listed | None = None
         self._target: dict[JournalName, Offset] | None = None
-        """Ends of the journals at which the query ends. None: it does not end there."""
+        """Ends of the journals at which the query ends. None: the query has no end."""
         self._places = FragmentPlaces()
         self._again: dict[JournalName, Offset] = {}
         """By journal that has lost bytes which the query had read: its end in the last listing."""
         self._lives: Mapping[JournalName, JournalLife] = {}
         """Lives of the journals that the query has read."""
         self._others: dict[JournalName, JournalLife] = {}
-        """Lives that differ from those in ``_lives``, as of the last listing."""
+        """Lives that differ from the lives in ``_lives``, as of the last listing."""
         self._warned: set[tuple[JournalName, Offset]] = set()
         """Journals and ends of lost bytes that were reported."""
         self._awaited: set[tuple[JournalName, Offset]] = set()
@@ -137,7 +137,7 @@ class StreamJournals:
     def listing(self, known: Sources) -> list[JournalSnapshot]:
         """Return a recent listing; for a query with a target, only up to the target.
 
-        Raise ``Corrupt`` for a journal that ends before what was read, unless lost bytes are skipped.
+        Raise ``Corrupt`` for a journal that ends before read bytes, unless lost bytes are skipped.
         """
         journals = self._list(known).journals
         if self._target is None:
@@ -174,7 +174,7 @@ class StreamJournals:
 
     def _take(self, known: Sources) -> Snapshot:
         """Return a new listing. Repeat the request while the broker that answers may lag behind its peers.
-        Raise ``Corrupt`` if a journal ends before what was read, and lost bytes are an error."""
+        Raise ``Corrupt`` if a journal ends before the read offset, and lost bytes are an error."""
         # Begin at the offset that was read, and end before bytes that may still come. Lost bytes are
         # checked in each batch.
         begin = {journal: source.read_through for journal, source in known.items()}

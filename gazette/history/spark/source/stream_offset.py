@@ -24,7 +24,7 @@ StreamOffset: TypeAlias = dict[str, Any]
 Optional: ``"life": "cluster.revision"`` is the life of the journal. ``"ahead": offset`` is the offset up to
 which tasks were asked for summaries. ``"since": clock`` is the least clock of the stream's messages, the same
 for all journals. ``"seen": {hex: clock}`` has `ProducerState.seen_at` of the producers with an open
-transaction, or whose clock is far from those of others. Version 0.1.0 does not know ``seen``.
+transaction, or whose clock is far from the clocks of others. Version 0.1.0 does not know ``seen``.
 """
 
 AT: Final = "at"

@@ -98,7 +98,7 @@ class ShardPartition(InputPartition):
 
 
 def list_partitions(options: StateOptions) -> list[ShardPartition]:
-    """Return the matching shards. Blocks. Raise ``NotFound`` if there are none, and ``Invalid`` for a shard
+    """Return the matching shards. Blocks. Raise ``NotFound`` if no shard matches, and ``Invalid`` for a shard
     without a recovery log."""
 
     async def listed() -> list[ShardPartition]:

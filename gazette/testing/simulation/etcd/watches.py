@@ -143,7 +143,7 @@ class WatchStream:
         return self._buffered[0] if self._buffered else None
 
     def sent(self) -> None:
-        """Forget what ``next`` returned last."""
+        """Forget the response that ``next`` returned last."""
         (self._answers or self._buffered).popleft()
 
     # Requests.
@@ -206,7 +206,7 @@ class WatchStream:
     # Delivery.
 
     def _catch_up(self) -> None:
-        """Buffer the events that watches that are behind have missed."""
+        """Buffer the events that late watches have missed."""
         for watch in self._watches.values():
             while not watch.synced and not watch.ended and len(self._buffered) < _BUFFERED_MAX:
                 self._catch_up_once(watch)
