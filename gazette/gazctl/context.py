@@ -115,7 +115,7 @@ class Context:
         await require_kind(client, what, timeout_s=self.timeout_s, origin=origin)
 
     async def _signed_in(self, flags: C, what: str) -> C:
-        """Return the flags with the token of `gazctl login`, which is renewed if that is due.
+        """Return the flags with the token of `gazctl login`. Renew the token if it is due.
 
         A given token or keys take precedence. The sign-in's token is sent only to an address of the context,
         or to an address that is given beside --context: any other may be a stranger's. Raise the error of a

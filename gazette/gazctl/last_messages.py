@@ -127,7 +127,7 @@ class _Counted:
 
 
 async def _count(journal: MessageJournal, begin: Offset, end: Offset) -> _Counted:
-    """Count the messages of ``[begin, end)``, those of its later half, and transactions that began before."""
+    """Count the messages of ``[begin, end)`` and of its later half, and transactions that began before."""
     counts = _Counted()
     if begin == end:
         return counts

@@ -96,7 +96,7 @@ def _context(
 
 
 def _handle_signals(context: Context) -> list[int]:
-    """Make SIGINT and SIGTERM end the command. Return a list, to which signals that cancel it are added."""
+    """Make SIGINT and SIGTERM end the command. Return the list of the signals that have cancelled it."""
     task = asyncio.current_task()
     assert task is not None
     received: list[int] = []
@@ -115,7 +115,7 @@ def _handle_signals(context: Context) -> list[int]:
 def _report_os_error(error: OSError, terminal: Terminal) -> int:
     """Report a failed file or stream of the user. Print nothing if the reader closed the pipe.
 
-    Raise the error of an output that takes no bytes: `main` reports it, as it writes the rest.
+    Raise the error of an output that takes no bytes, which `main` reports.
     """
     if isinstance(error, BrokenPipeError):
         return EXIT_SIGNAL + signal.SIGPIPE

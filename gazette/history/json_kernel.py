@@ -832,8 +832,8 @@ def _scan_lines(
     """Read lines from ``at`` on. Return False at a line that is declined.
 
     ``counts``: by node, the number of slots so far. Node 0 is the line. ``written``: by node, the number of
-    bytes of its texts, or of slots of its items. ``memory`` has the keys of the previous line. Keep this one
-    function: when parts of it were functions, even inlined by Numba, it was 7 to 18 % slower. ``is_lenient``:
+    bytes of its texts, or of slots of its items. ``memory`` has the keys of the previous line. Keep all this
+    in one function: with parts in functions, even inlined by Numba, it was 7 to 18 % slower. ``is_lenient``:
     the line has a number that JSON lacks. ``is_loose``: a text or number that declared types may refuse.
     """
     # Unpack the tuples once: each access to an element counts references to its array, which costs time.

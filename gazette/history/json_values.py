@@ -208,7 +208,7 @@ def _convert_present(path: str, kind: pa.DataType, encode_variant: EncodeVariant
 
 
 def is_variant(kind: pa.DataType) -> bool:
-    """Return True if a type is Spark's VARIANT: a struct of two fields, and the metadata of one say so."""
+    """Return True if a type is Spark's VARIANT: a struct of two fields, one of which has its metadata."""
     if not pa.types.is_struct(kind) or kind.num_fields != 2:
         return False
     return any((kind.field(index).metadata or {}).get(b"variant") == b"true" for index in range(2))

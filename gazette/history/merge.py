@@ -31,8 +31,8 @@ above the clock. The function reads the run again: see `summary.first_beyond`.""
 
 @dataclass(frozen=True, slots=True)
 class CommittedRun:
-    """A run, and the facts beside its bytes by which its messages can be sequenced. A producer is a number:
-    its six bytes."""
+    """A run, and the facts that are needed, besides its bytes, to sequence its messages. A producer is a
+    number: its six bytes."""
 
     run: Run
     known: dict[int, tuple[int, int]] = field(default_factory=dict)

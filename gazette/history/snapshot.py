@@ -114,8 +114,8 @@ class JournalSnapshot:
 
     @property
     def pieces_begin(self) -> Offset:
-        """Offset from which bytes are wanted: ``begin``, or the first message that is pending there. The
-        first piece begins after that offset if these bytes are missing."""
+        """Offset from which bytes are wanted: ``begin``, or the first message that is pending at ``begin``.
+        The first piece begins after that offset if these bytes are missing."""
         return min([self.begin, *self.pending.values()])
 
     @property

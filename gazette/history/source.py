@@ -248,12 +248,11 @@ class OpenAccess:
     ) -> Iterator[tuple[Offset, bytes]]:
         """Yield the bytes of pieces of a journal with their offsets, in order.
 
-        Of a fragment that this process opens in its store, and reads to its end, check the SHA-1 before the
-        last bytes are yielded. Never decode a fragment beyond its length. Raise ``NotFound`` if such a
-        fragment was pruned. Raise ``Corrupt`` if a fragment does not match its name, or if brokers do not
-        have bytes of the snapshot any more. Raise ``NotAllowed`` if credentials do not permit reading,
-        ``Unavailable`` if stores or brokers do not answer, and ``Broken`` if an answer ends early or is
-        wrong.
+        If this process opens a fragment in its store, and reads it to its end, check the SHA-1 before the
+        last yield. Never decode a fragment beyond its length. Raise ``NotFound`` if such a fragment was
+        pruned. Raise ``Corrupt`` if a fragment does not match its name, or if brokers do not have bytes of
+        the snapshot any more. Raise ``NotAllowed`` if credentials do not permit reading, ``Unavailable`` if
+        stores or brokers do not answer, and ``Broken`` if an answer ends early or is wrong.
         """
         for piece in pieces:
             if self.is_direct(piece):

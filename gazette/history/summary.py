@@ -211,7 +211,7 @@ class Summariser:
     run: Run
     _producers: dict[int, ProducerSummary] = field(default_factory=dict)
     _after: dict[int, State] = field(default_factory=dict)
-    """States of producers after an acknowledgement. Then only this part of their summaries changes."""
+    """States of producers after an acknowledgement: from then on, only this part of a summary changes."""
     _end: Offset = -1
     """End of the last message; -1 before the first one."""
     _rows: int = 0

@@ -1,6 +1,6 @@
 """Files of each kind of store: `form_of` and `require_form`. Pure.
 
-A store that finds none of its files begins with an empty state. It must not begin so beside files of another
+A store that finds none of its files begins with an empty state. That would be wrong beside files of another
 store, or beside some of its own files. So the store must know every file of a log.
 """
 

@@ -162,9 +162,9 @@ def open_at(
     ``hints`` are all hints of the shard, the newest first. If none of them fit, the log is played from its
     first byte, if it still has that byte. For ``prepare_connection``, see `ShardState`. Logs are only read.
 
-    ``directory`` must be missing or empty, and only this user may enter it. Afterwards it has the
-    files; after an error it is removed. The call takes as long as the recovery of a shard, and about
-    ten times that if ``at`` is a checkpoint.
+    ``directory`` must be missing or empty, and only this user may enter it. Afterwards it has the files;
+    after an error it is removed. The call takes as long as the recovery of a shard, and about ten times as
+    long if ``at`` is a checkpoint.
 
     Blob stores do not know where logs end: logs are read as far as stores have them, and hints of
     later bytes are skipped.
@@ -284,7 +284,7 @@ def _last_not_after(
 def _last_allowed(
     positions: Sequence[Position], allowed: Callable[[Position], bool]
 ) -> Position | None:
-    """Return the position before the first one that is not allowed; None if the first of all is not."""
+    """Return the last position before one that is not allowed; None if the first one is not allowed."""
     last_allowed: Position | None = None
     for position in positions:
         if not allowed(position):

@@ -92,7 +92,7 @@ class RunLock:
 
 
 def _lock_conflict(directory: Path, owner: LockOwner | None) -> Conflict:
-    """Return the error for a lock that another process has. ``owner`` None: it is not known which."""
+    """Return the error for a lock that another process has. ``owner`` None: the process is unknown."""
     if owner is None:
         return Conflict(
             f"another process uses {directory}", hint="Stop it, or give another directory: --dir."

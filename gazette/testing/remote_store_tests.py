@@ -220,7 +220,7 @@ class RemoteStoreTests(ABC):
 
     @pytest.mark.parametrize("when", ["before", "after"])
     def test_a_failed_dependency_fails_the_commit(self, when: str) -> None:
-        """Check that the commit has no effect, and that no lock of it blocks the next owner."""
+        """Check that the commit has no effect, and that none of its locks blocks the next owner."""
         store, _ = self._owner()
         self._commit(store, 1)
         self.add(store, self.word, 10)

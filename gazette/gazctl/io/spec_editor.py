@@ -129,8 +129,8 @@ def _write(path: Path, text: str) -> None:
 
 
 def _read(path: Path) -> tuple[str, str]:
-    """Return the saved text, with bytes that are no UTF-8 escaped, and why it cannot be used; empty if it
-    can."""
+    """Return the saved text, with bytes that are no UTF-8 escaped, and why it cannot be used; empty for a
+    usable text."""
     try:
         saved = path.read_text(encoding="utf-8", errors=_ESCAPED)
         saved.encode()

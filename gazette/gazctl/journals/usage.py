@@ -25,7 +25,7 @@ from gazette.protocol.text.validation import within
 from gazette.runtime.numbers import bytes_text
 
 _POSTFIX: Final = re.compile(r"(?:/(?:[^/=]+=[^/]*|[0-9]+))+$")
-"""Pattern of the last directories of a path that templates of path postfixes usually make."""
+"""Pattern of the last directories of a path, as templates of path postfixes usually make them."""
 _ALL: Final = "= all"
 _NO_JOURNAL: Final = "(no journal)"
 

@@ -265,7 +265,7 @@ class Sampler:
     async def _stat(
         self, shards: Sequence[ListedShard], heads: dict[JournalName, int | GazetteError]
     ) -> None:
-        """Ask shards how far they have read, and note it in their items."""
+        """Ask shards how far they have read, and note the offsets in their items."""
         if not shards:
             return
         consumer = await self.context.consumer()

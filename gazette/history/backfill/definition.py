@@ -71,7 +71,7 @@ class Backfill:
     the journal's label says, or else the place in the messages' type."""
 
     discard_publications: ClassVar[bool] = False
-    """True to drop the application's publications in a replay: the live shard has published it already.
+    """True to drop the application's publications in a replay: the live shard has published them already.
 
     False: publishing is an error. If the application publishes, set True beside a ``build``, too. Then the
     history must end where the replaced state ends. Otherwise messages would be lost or published twice.

@@ -137,7 +137,7 @@ class Publication:
     ) -> int:
         """Append a state to its log. Return the state's first offset. The state has no effect yet.
 
-        Await ``on_begin(head)`` before the first append: it must check that the shard is idle. If a member
+        Await ``on_begin(head)`` before the first append: this must check that the shard is idle. If a member
         takes the log over after this check, the first append fails: it requires the same owner as before.
         Await ``on_fenced(offset)`` once the log has our fence, before the state is appended: the log up to
         ``offset`` is then final. Do not call ``on_fenced`` for an empty log.
@@ -189,8 +189,8 @@ class Publication:
 
         With ``enable``, also enable the shards. Raise ``Conflict`` when a shard was changed since the run
         began, ``NotAllowed`` when it is live, ``Fenced`` when its log has another author. After an error
-        nothing is published; but of more than `SHARDS_MAX` shards, some may be. A cancelled call may have
-        published, too: a resumed run sees what was published.
+        nothing is published; but of more than `SHARDS_MAX` shards, some may be published. A cancelled call
+        may have published, too: a resumed run sees what was published.
         """
         for begin in range(0, len(targets), SHARDS_MAX):
             await self._publish_batch(targets[begin : begin + SHARDS_MAX], enable=enable)

@@ -99,7 +99,7 @@ class SparkRunner:
         """Make the first pass as a job: a task per run. With ``combine``, also make the rows of a fold.
 
         Raise ``Invalid`` if the backfill's ``fold`` needs fields that do not exist, or would count messages
-        that shards do not consume. Raise ``Broken`` for errors of Spark and its tasks, also of reading.
+        that shards do not consume. Raise ``Broken`` for errors of Spark and its tasks, and of reading.
         """
         self._release()
         fold_arguments = None if backfill is None else _fold_of(backfill, snapshot)

@@ -142,7 +142,7 @@ def _parsed(version: str) -> tuple[int, ...]:
 
 
 def _answer(command: list[str]) -> tuple[int, str] | None:
-    """Return the exit code and the output of a command; None if it does not run, or not end in time."""
+    """Return the exit code and the output of a command; None if it does not run, or is too slow."""
     try:
         process = subprocess.run(
             command, capture_output=True, text=True, timeout=_PROBE_TIMEOUT_S, check=False

@@ -15,7 +15,7 @@ from gazette.runtime.numbers import parse_integer, parse_number
 T = TypeVar("T")
 
 _IGNORED: Final = frozenset({"path", "queryname"})
-"""Names of options that Spark passes of its own accord."""
+"""Names of options that Spark itself adds."""
 _CREDENTIALS: Final[dict[str, tuple[str, str]]] = {
     "authKeys": ("auth_keys", "base64 keys to sign tokens with"),
     "authToken": ("auth_token", "token to present"),

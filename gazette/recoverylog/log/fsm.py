@@ -1,6 +1,6 @@
 """The recovery FSM: decides which operations of a log apply, and which files live. Pure.
 
-The FSM gets every operation of a log, by any author, in order. Two readers of the same bytes decide the same.
+The FSM gets every operation of a log, by any author, in order. All readers of the same bytes decide alike.
 This fences an old author: once a hand-off has sequence number n, the old author's operation n does not apply.
 
 With hints, the FSM follows the branch that they describe, up to their last operation. Until then, only

@@ -10,7 +10,7 @@ from gazette.recoverylog.log.fsm import RecoveryFSM
 
 
 class PlayerState(enum.Enum):
-    """State of a player: until it reaches the head once, from then on, at its end, or after an error."""
+    """State of a player: before it has reached the head, after that, at its end, or after an error."""
 
     BACKFILL = "backfill"
     TAILING = "tailing"

@@ -350,7 +350,7 @@ class Playback:
                 actions.append(DropNode(fnode))
             case Write(fnode=fnode, offset=offset, length=length) if length:
                 self._raw = _RawBytes(fnode if applied else None, offset, length)
-            case _:  # Links, properties, and operations that did not apply.
+            case _:  # Links, properties, and operations that did not apply change no staged file.
                 pass
 
     def _must_have_applied(self, op: RecordedOp, outcome: Outcome, had_hints: bool) -> bool:

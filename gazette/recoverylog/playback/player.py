@@ -136,8 +136,8 @@ class Player:
     def hand_off(self, author: int, *, permit: Callable[[], Awaitable[None]] | None = None) -> None:
         """Ask ``play`` to take the log over as ``author``, and to end.
 
-        ``play`` awaits ``permit`` each time before it fences the log, which may be long after this call:
-        the fence stops the log's owner of that time. An error of ``permit`` ends ``play``.
+        ``play`` awaits ``permit`` each time before it fences the log, which may be long after this call: the
+        fence stops the log's owner at that time. An error of ``permit`` ends ``play``.
         """
         if self._finish_requested or self._author is not None:
             raise Bug("a player is ended once", log=self.hints.log)

@@ -53,7 +53,7 @@ def _pause(_taken_s: float, items: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Scrape:
-    """Metrics of a process at one time: all samples, and those of shards by their ids."""
+    """Metrics of a process at one time: all samples, and the samples of shards by ids."""
 
     at: float
     samples: Samples

@@ -88,7 +88,7 @@ class JournalReads:
         return {**document, "first": begin, "head": head}
 
     async def at_offset(self, offset: Offset, count: int) -> dict[str, Any]:
-        """Return messages from an offset on: from the first one that begins there or later."""
+        """Return messages from an offset on: from the first message that begins there or later."""
         begin, head = await self.bounds()
         if offset > head:
             raise Invalid(f"the journal ends at offset {head}", path="offset")

@@ -29,7 +29,7 @@ async def console_beside(
     brokers: str,
     consumers: str = "",
 ) -> AsyncIterator[None]:
-    """Run a console for some addresses during the block, and say its address. It serves a second later.
+    """Run a console for some addresses during the block, and say its address. It serves after a second.
 
     Say if the console ends before the block. ``directory`` holds its log, and the states that it shows.
     Settings of the user for other clusters do not reach it.

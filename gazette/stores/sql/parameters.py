@@ -1,4 +1,4 @@
-"""Checks of statements' parameters: a value that the database would not keep is refused by its name."""
+"""Checks of statements' parameters: a value that the database would not keep is refused with its name."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ def unadapted(error: exc.DBAPIError) -> InvalidValue | None:
 
 
 def _places_within(value: Any, class_name: str, depth: int) -> Iterator[str]:
-    """Yield the place of each value of a class, such as ``[2].price``. The outermost ``depth`` containers are
-    lists of rows, and rows: they are not parameters."""
+    """Yield the place of each value of a class, such as ``[2].price``. Do not yield the outermost ``depth``
+    containers: lists of rows, and rows."""
     if depth <= 0 and type(value).__name__ == class_name:
         yield ""
     members: Any = value.items() if isinstance(value, Mapping) else ()

@@ -1,4 +1,4 @@
-"""Checks of SQL's bindings: a value that SQLite would store as another one is refused by its name."""
+"""Checks of SQL's bindings: a value that SQLite would store as another one is refused with its name."""
 
 from __future__ import annotations
 

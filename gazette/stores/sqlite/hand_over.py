@@ -1,8 +1,8 @@
 """Hand-over of SQLite databases between this store and the store of the Go original: `Former`, `record_note`.
 
 The original's store cannot read our records. It would find no directory ``/pageDB/`` in our log, and begin
-without a state. So each of our logs has a file of that name. The original fails at this file, with its name
-in the error, and the text of the file says why.
+without a state. So each of our logs has a file with the name of this directory. The original fails at this
+file, with its name in the error, and the text of the file says why.
 
 At promotion, our store takes over the original's databases. It records them whole, and unlinks the original's
 files in one append, the last one. Until that append, the original's files are the state for every owner.

@@ -137,8 +137,8 @@ class ReadPool:
 
 
 def authorize_reading(action: int, first: str | None, second: str | None, *_: str | None) -> int:
-    """Allow an action that only reads, or that virtual tables prepare, as SQLite's authorizer. Raise
-    ``NotAllowed`` for others."""
+    """Allow actions that only read, or that virtual tables prepare: SQLite's authorizer. Raise ``NotAllowed``
+    for others."""
     if action in _READING or action in _PREPARED_BY_VIRTUAL_TABLES:
         return apsw.SQLITE_OK
     if action == apsw.SQLITE_PRAGMA and is_reading_pragma(first or "", second):

@@ -73,7 +73,7 @@ class RedoRecording:
         self._first_redo: dict[int, int] = {}
         """By group without an image, oldest first: index of the first redo file with changes of the group."""
         self._dropped: range = range(0)
-        """Groups that the database lost in the commits that were collected last, since it shrank."""
+        """Groups that the last collected commits have cut off, since the database shrank."""
         self._image_files: Counter[ImageFile] = Counter()
         """By file of images: the number of groups whose latest image is in this file."""
         self._image_file: ImageFile | None = None

@@ -4,9 +4,9 @@ Rules that keep this exact, each found by cutting logs at every byte:
 
 - Frames are read only up to the end in SQLite's own index of the WAL. After this end may stand frames that
   were never committed: a transaction spilled its cache, and was rolled back.
-- The index counts the committed transactions. The new frames must have exactly as many. No checkpoint may
-  have moved these frames. SQLite must have called the WAL hook for the last transaction. So every commit is
-  recorded whole, or refused, whatever the application does to the connection.
+- The index counts the committed transactions. The new frames must have exactly as many commits. No checkpoint
+  may have moved these frames. SQLite must have called the WAL hook for the last transaction. So every commit
+  is recorded whole, or refused, whatever the application does to the connection.
 - The old content of a page is its newest frame that was collected before, or else the database file. The old
   content is unknown beyond the recorded size of the database: a shrunk database may have left bytes there.
 - Only we checkpoint the database, when all its frames are recorded. An offline log records pages at its end.

@@ -137,7 +137,7 @@ class AppFaults:
             self._run.cluster.network.held(process.node)
 
     def _cover(self, fault: str, host: str) -> None:
-        """Note which callback a fault has met: one that runs, or has just run."""
+        """Note which callback a fault has met: the running one, or the last one."""
         self._run.ended.coverage.add(f"{fault} × {self._running(host)}")
 
     def _running(self, host: str) -> str:

@@ -62,7 +62,7 @@ class Elsewhere:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start the process, unless it runs. Call this before processes are forked that use it."""
+        """Start the process, unless it runs. Call this before processes that use it are forked."""
         if self._process is not None and self._process.poll() is not None:
             self.close()
         if self._process is None:

@@ -93,9 +93,9 @@ class Network:
         """By link that was blocked and is free again: when the last of its waiting messages arrives."""
         self._connections: dict[SimConnection, None] = {}
         self.taken: dict[str, float] = {}
-        """By node: a time at which the last message that it took of a Read call was already on its way."""
+        """By node: a time at which its last message of a Read call was already on its way."""
         self._read: dict[tuple[str, int], tuple[int, float]] = {}
-        """By node and offset: hash of the content that the node took there last, and its time in `taken`."""
+        """By node and offset: hash of the content that was read there last, and its time in `taken`."""
         self.on_error: Callable[[str], None] = lambda message: None
         """Called with a text about an unexpected error of a handler."""
         self.on_call: Callable[[str, str, str, str], None] | None = None
@@ -143,7 +143,7 @@ class Network:
         return (source, target) in self._blocked
 
     def held(self, node: SimNode) -> None:
-        """Note that a node was held. Its peers may notice that by their pings."""
+        """Note that a node was held. Its peers may notice the hold by their pings."""
         for connection in list(self._connections):
             if connection.client is node or connection.server.node is node:
                 connection.suspect()
@@ -217,7 +217,7 @@ class Network:
         self.taken[node] = since
 
     def silent_since(self, node: SimNode, peer: SimNode) -> float | None:
-        """Return the time since which ``node`` hears nothing of ``peer``; None if it hears of it."""
+        """Return the time since which ``node`` hears nothing of ``peer``; None while it can hear ``peer``."""
         since = [
             self._blocked[link][1]
             for link in ((node.name, peer.name), (peer.name, node.name))

@@ -1,7 +1,7 @@
 """Queries of one run: members answer about states of shards, and clients ask all the time.
 
 The queries go the way of a user's `shard_rpc`: to any member, which asks the primary or a standby. A client
-remembers the offsets that it got, and asks for answers that reflect at least them.
+remembers the offsets that it got, and asks for answers that reflect at least these.
 """
 
 from __future__ import annotations

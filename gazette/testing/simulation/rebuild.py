@@ -115,9 +115,9 @@ class Rebuild:
             await self._clock.sleep(_POLL_S)
 
     async def _enable(self) -> None:
-        """Write that the shard is enabled. Repeat that until a member answers.
+        """Write that the shard is enabled. Repeat the call until a member answers.
 
-        Write the specification even if it is enabled: a call to disable it may be on its way yet.
+        Write the specification even if it is enabled: a call to disable it may still be on its way.
         """
         while True:
             try:

@@ -59,7 +59,7 @@ class SeedResult(msgspec.Struct):
 
     @property
     def key(self) -> str:
-        """A text that is the same for findings of the same mistake in other stories."""
+        """A text that findings of the same mistake share, in all stories."""
         return f"{self.cause} {re.sub('[0-9]+', '', self.what)[:24]}"
 
 

@@ -1,7 +1,7 @@
 """The history of an application's shards in one simulation: the steps and states of each promotion.
 
-The history decides which transactions took effect. A promotion restores the checkpoint of one of them: all
-others after that transaction had no effect, whatever their owner believed.
+The history decides which transactions took effect. A promotion restores the checkpoint of one of them. All
+transactions after it had no effect, whatever their owner believed.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class RecordedTransaction:
     """None until the commit began."""
     commit: OpFuture[Any] | None = None
     left: Rows | None = None
-    """The state that queries see after it; None for a store whose rows are not known."""
+    """The state that queries see after the transaction; None for a store whose rows are not known."""
     durable_at: float | None = None
     """Time at which its commit was known to have succeeded."""
     log_end: int = 0

@@ -167,7 +167,7 @@ class SimDatabase:
                 connection.rollback()
 
     def end_process(self, node: SimNode) -> None:
-        """End all sessions of a simulated process, as the system does for one that has ended."""
+        """End all sessions of a simulated process, as the system does for an ended process."""
         for session in [each for each in self._sessions.values() if each.node is node]:
             self._end(session)
         self._pools = {key: each for key, each in self._pools.items() if key[1] is not node}
@@ -228,7 +228,7 @@ class SimDatabase:
                 return True
 
     def _ending_idle(self, statement: str) -> str:
-        """Return a statement. If it ends idle sessions, let it judge by virtual time, and await their end."""
+        """Return a statement. If it ends idle sessions, it judges by virtual time, and awaits their end."""
         if _ENDS not in statement:
             return statement
         if _IDLE not in statement:

@@ -161,7 +161,7 @@ def compared(label: str, rows: Rows, other: str, expected: Rows) -> str:
 
 
 def text_of(value: Any) -> str:
-    """Return the same text for values that are equal and of the same types. It sorts sets and dicts."""
+    """Return a text that is the same for equal values of the same types: sets and dicts are sorted."""
     name = type(value).__name__
     if isinstance(value, (set, frozenset)):
         return f"{{{', '.join(sorted(map(text_of, value)))}}}"
@@ -208,7 +208,7 @@ def rows_of(
 ) -> dict[str, str]:
     """Return the texts of a table's rows. Each column says whether it is a part of the key."""
     keys = [column for column, is_key in columns if is_key]
-    # Rows may have the same key: of NULL, or without a column that is ignored.
+    # Rows may have the same key: a key may be NULL, or lack an ignored column.
     values: dict[str, list[str]] = {}
     for row in content:
         named = dict(zip((column for column, _ in columns), row, strict=False))

@@ -88,7 +88,7 @@ class TimeTraveller:
         """Go back to a commit of a shard: to its offsets of sources, to its end in the log, and to its time.
 
         ``chains`` are the sequences of transactions that may have led to the shard's last state. ``rebuilt``
-        are the transactions since a backfill: go back to no earlier one. Return None if all is right.
+        are the transactions since a backfill: go back to no earlier transaction. Return None if all is right.
         """
         store, hints = promotion.callbacks.store, self._logs.hints.get(spec.id, [])
         if not spec.recovery_log or not chains[0] or chains[0][-1].left is None:
@@ -160,7 +160,7 @@ def _states_at(chain: Sequence[RecordedTransaction], moment: Moment) -> Iterator
         assert each.checkpoint is not None
         if moment.offset is not None:
             if not each.log_end:
-                # Its end is not known: it may be before the offset, or after it.
+                # The end is not known: it may be before or after the offset.
                 unknown.append(each)
                 continue
             is_before = each.log_end <= moment.offset

@@ -1,7 +1,7 @@
 """Calls that arrive as a whole at a simulated server, as `gazette.net.grpc.whole_call` has them.
 
-A call is whole if its end arrives within `GATHER_S` of its beginning. The server offers calls together that
-become whole at nearly the same time: a real loop may be busy for a while, and then reads all of a socket.
+A call is whole if its end arrives within `GATHER_S` of its beginning. The server offers calls that become
+whole at nearly the same time together: a real loop may be busy for a while, and then reads all of a socket.
 """
 
 from __future__ import annotations

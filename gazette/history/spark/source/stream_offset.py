@@ -65,7 +65,7 @@ def encode_offset(
 
 
 def decode_offset(offset: StreamOffset) -> dict[JournalName, SourceCheckpoint]:
-    """Return the sources of an offset of `encode_offset`. Raise `Corrupt` for another offset."""
+    """Return the sources of an offset that `encode_offset` made. Raise `Corrupt` for another offset."""
     sources = {}
     with _decoding():
         for journal, value in offset.items():

@@ -29,11 +29,11 @@ _Version: TypeAlias = "tuple[int, KeyValue | None]"
 class EtcdStore:
     """The keys, revisions and leases of one etcd.
 
-    Every method either answers or raises ``EtcdRefusal`` and has changed nothing. ``observers`` are
-    called after each write with its revision and events.
+    Every method answers, or raises ``EtcdRefusal`` and changes nothing. ``observers`` are called after each
+    write with its revision and events.
 
-    Invariants: one write is one revision; ``compacted`` is below or at ``revision``; keys of
-    ``_keys`` ascend and are those of ``_histories``; versions of a key ascend by revision.
+    Invariants: one write is one revision; ``compacted`` is below or at ``revision``; ``_keys`` has the keys
+    of ``_histories`` in order; versions of a key ascend by revision.
     """
 
     def __init__(

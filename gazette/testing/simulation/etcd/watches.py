@@ -244,7 +244,7 @@ class WatchStream:
             self._buffer(part)
 
     def _buffer(self, response: rpc_pb2.WatchResponse) -> None:
-        # Responses keep their order: one without a delay waits behind one with a delay.
+        # Responses keep their order: a response without a delay waits for an earlier, delayed one.
         self._buffered.append(DueResponse(self.now() + self.delay_s, response))
 
     def _header(self) -> rpc_pb2.ResponseHeader:
