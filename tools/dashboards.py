@@ -19,8 +19,8 @@ SOURCE: Final = {"type": "prometheus", "uid": "${datasource}"}
 class Panel:
     """A graph. ``queries`` maps the text of a legend to an expression.
 
-    In an expression, ``OF`` stands for the selectors of job and instance, and ``EXECUTORS`` for those of
-    executors of Spark. ``unit`` is one of Grafana's.
+    In an expression, ``OF`` stands for the selectors of job and instance, and ``EXECUTORS`` for the selectors
+    of Spark's executors. ``unit`` is one of Grafana's.
     """
 
     title: str

@@ -82,7 +82,7 @@ def counts_of(tables: Sequence[pa.Table]) -> pa.Table:
 
 
 class BenchStore(SQLiteStore):
-    """Counts of words. Those of the running transaction are gathered before they are written."""
+    """Counts of words. Counts of the running transaction are gathered before they are written."""
 
     def __init__(self, recorder: Recorder | None, mode: Mode) -> None:
         super().__init__(recorder, SCHEMA)

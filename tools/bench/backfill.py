@@ -51,7 +51,7 @@ class BenchColumns(BenchRows):
 
 
 class BenchCombined(BenchColumns):
-    """Counts words in a DataFrame, after counting those of each task before Spark gets them."""
+    """Counts words in a DataFrame. Each task counts its own words before Spark gets them."""
 
     def combine(self, rows: Any) -> Any:
         counted = rows.group_by("word").aggregate([("count", "sum")])

@@ -62,7 +62,7 @@ async def _append(requests: AsyncIterator[bytes], _context: Any) -> bytes:
 
 
 class _FileService:
-    """Also writes to a file without a name. Once it is as long as a spool, a new file follows."""
+    """Also writes to a file without a name. Once the file is as long as a spool, a new file follows."""
 
     def __init__(self) -> None:
         self._file: IO[bytes] | None = None

@@ -55,7 +55,7 @@ class LoadTarget:
 
 
 class Wire:
-    """One connection, with windows that are never in the way."""
+    """One connection, whose windows are large enough for one measurement."""
 
     def __init__(self, address: tuple[str, int]) -> None:
         self.address = address

@@ -59,9 +59,7 @@ def value_at_most(bound: float, unit: str) -> Target:
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """The value that a figure is compared with. ``values`` were measured in turn with those of the
-    figure.
-    """
+    """The value that a figure is compared with. ``values`` were measured in turn with the figure's."""
 
     name: str
     values: tuple[float, ...]
@@ -69,7 +67,7 @@ class Baseline:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One measured value. ``values`` are those of the rounds, in order; the median is the figure.
+    """One measured value. ``values`` are the rounds' values, in order; the median is the figure.
 
     The ratio to a baseline is the median of the rounds' ratios. Each ratio compares two
     measurements made one right after the other. So other load of the machine matters less.

@@ -80,7 +80,7 @@ class Marks:
 class Commit:
     """Times of one transaction.
 
-    They are its finalization, the append of the store's commit, that of its acknowledgement, and its end.
+    They are its finalization, the appends of the store's commit and of its acknowledgement, and its end.
     """
 
     finalized: float

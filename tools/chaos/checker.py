@@ -9,7 +9,7 @@ files that a run left. The kinds of violation:
 ``deposed``    a broker that etcd had removed acknowledged an append
 ``reborn``     bytes of a journal that was deleted are in the one that was created after it
 ``duplicate``  a payload is in the journal twice, and was not repeated by its session
-``late``       a copy of an append stands behind a later append of its session
+``late``       a copy of an append stands after a later append of its session
 ``torn``       a part of a payload is there
 ``interleaved`` another append's bytes are within a payload
 ``changed``    a payload has other bytes than were appended; an acknowledgement another sum

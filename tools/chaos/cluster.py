@@ -1,4 +1,4 @@
-"""The cluster: etcd and brokers as processes, every connection between them by way of a gateway."""
+"""The cluster: etcd and brokers as processes, with a gateway in every connection between them."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Breaks a cluster as a plan says, several faults at a time, and does what an operator does.
 
-``storm`` begins and ends faults. It waits for time to pass, and never looks at what is stored. ``quiet``
-waits until every journal serves. ``operate`` restarts brokers that ended, and confirms heads after a
-*declared* loss of all replicas: the history then says which bytes may be gone.
+``storm`` begins and ends faults. It waits for time to pass, and never looks into stores. ``quiet`` waits
+until every journal serves. ``operate`` restarts brokers that ended, and confirms heads after a *declared*
+loss of all replicas: the history then says which bytes may be gone.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _RECOVERY_S: Final = 5.0
 
 @dataclass(slots=True)
 class Active:
-    """A fault that has begun. ``end`` repairs what it broke."""
+    """A fault that has begun. ``end`` repairs the damage."""
 
     kind: Kind
     target: str
@@ -59,7 +59,7 @@ class Active:
 class _Confirmation:
     """A journal whose head may be confirmed once these processes have ended.
 
-    Its bytes from ``begin`` on, and its registers, may then differ from those of before.
+    Its bytes from ``begin`` on, and its registers, may then differ from before.
     """
 
     processes: set[tuple[str, int]]

@@ -34,7 +34,7 @@ class Invoked(msgspec.Struct, frozen=True, tag="invoked", omit_defaults=True):
 
 class Completed(msgspec.Struct, frozen=True, tag="completed", omit_defaults=True):
     """An append ended. ``fail``: a broker refused it, and no byte of it may be in the journal. ``unknown``:
-    it may be there or not. ``registers`` are those of the answer."""
+    its bytes may be there or not. ``registers`` are the answer's."""
 
     time: float
     op: int

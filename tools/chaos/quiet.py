@@ -26,7 +26,7 @@ _REASON_CHARACTERS = 160
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """One violation of what must hold."""
+    """One violation of a rule."""
 
     kind: str
     journal: str
@@ -38,7 +38,7 @@ class Violation:
 
 @dataclass(slots=True)
 class _Window:
-    """One quiet time. ``heads`` are those that readers must reach."""
+    """One quiet time. ``heads`` are offsets that readers must reach."""
 
     begun: float
     heads: dict[str, int]
@@ -47,7 +47,7 @@ class _Window:
 
 
 class QuietTimes:
-    """Folds a history by ``enter``. It keeps the present state and what was wrong, and no events."""
+    """Folds a history by ``enter``. It keeps the present state and the violations, and no events."""
 
     def __init__(self) -> None:
         self._served: set[str] = set()

@@ -1,4 +1,4 @@
-"""Writes the history of a run, and keeps in memory what the run itself needs of it.
+"""Writes the history of a run, and keeps in memory the part that the run itself needs.
 
 That memory does not grow with the run, except by eight bytes per acknowledgement.
 """

@@ -4,8 +4,8 @@ A plan follows from the seed alone. ``Bounds`` holds a planned fault back while 
 of docs/consistency.md, so that every acknowledged byte must be there in the end:
 
 * A broker counts as *gone* when it is killed, asked to leave, or away for longer than its lease.
-* It counts as gone until the others had ``store_s`` seconds in which they could store what they hold,
-  and until every journal has all of its replicas in etcd again. ``Bounds`` never looks into stores.
+* It counts as gone until the others had ``store_s`` seconds in which they could store their content, and
+  until every journal has all of its replicas in etcd again. ``Bounds`` never looks into stores.
 * With a replication of R, at most R-1 brokers are gone at a time; with R=1, fewer than half of all.
 * Seconds in which stores, etcd, disks or links between brokers were broken do not count.
 
@@ -44,10 +44,10 @@ class Effect(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A way of breaking things.
+    """A kind of fault.
 
     It lasts ``shortest`` to ``longest`` times the lease. ``resource`` (empty: its broker) cannot have two
-    faults at a time. ``weight`` says how often it is chosen among those of its effect.
+    faults at a time. ``weight`` says how often it is chosen among the kinds of its effect.
     """
 
     name: str
@@ -172,7 +172,7 @@ def _planned(rng: random.Random, begin: float, kind: Kind, target: int, lease_s:
 
 
 class Bounds:
-    """Decides which faults may begin. Call ``tick`` often, with what is broken now.
+    """Decides which faults may begin. Call ``tick`` often, with the present faults.
 
     ``floor`` is the smallest replication above 1. It is 1 without such a journal: a broker is then gone as
     long as it is broken, and most brokers must be there to take over.

@@ -103,7 +103,7 @@ def empty_disk(pid: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """The content of a journal in a store: bytes from offset 0 on, zeros in ``holes``, and what is wrong."""
+    """The content of a journal in a store: bytes from offset 0 on, zeros in ``holes``, and problems."""
 
     content: bytes
     holes: tuple[tuple[int, int], ...] = ()

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 @dataclass(frozen=True, slots=True)
 class Plant:
-    """A mistake, which is made in each of these modules by a function that takes it. ``chaos`` are the flags
-    of a run that finds it."""
+    """A mistake. In each of these modules, a function that takes the module makes the mistake. ``chaos`` are
+    the flags of a run that finds it."""
 
     puts: Mapping[str, Callable[[Any], None]]
     chaos: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""Shards that change hands between an application of others and the same one of ours.
+"""Shards that change hands between an application of others and the same application of ours.
 
 The others are the Go original, or another version of ours. ``original/tally.go`` and `tally` count words, and
 publish each count. The two applications run the same shards in turns, and each is killed while it works. For

@@ -37,7 +37,7 @@ CASES: Final = (
 
 
 class TestService:
-    """Answers with as many bytes, with the status, and with the metadata that its caller asks for."""
+    """Answers with the bytes, the status and the metadata that its caller asks for."""
 
     __test__ = False
 

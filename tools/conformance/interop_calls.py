@@ -19,7 +19,7 @@ _RESPONSE_BYTES: Final = (31_415, 9, 2_653, 58_979)
 
 
 class InteropCalls:
-    """The calls of each case. A case raises if its answer is not the one that is specified."""
+    """The calls of each case. A case raises if its answer is not as specified."""
 
     def __init__(self, channel: Http2Channel) -> None:
         self._pb: Any = grpc.protos(PROTO)

@@ -1,7 +1,6 @@
 """``python -m tools.conformance.original_logs PROGRAMS``: record logs of the original, for tests.
 
-A log is that of a shard of ``original/tally.go``, byte for byte. ``PROGRAMS`` is the directory of that
-program.
+A log is of a shard of ``original/tally.go``, byte for byte. ``PROGRAMS`` is the directory of that program.
 """
 
 from __future__ import annotations

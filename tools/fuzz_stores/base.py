@@ -25,7 +25,7 @@ ContentT = TypeVar("ContentT")
 
 
 class Difference(AssertionError):
-    """Error of a recovery that differs from what was committed."""
+    """Error of a recovery that differs from the commits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Commit(Generic[ContentT]):
 class Fuzzer(ABC, Generic[ContentT]):
     """One run: owners follow one another on one log, which is cut and pruned between them.
 
-    Everything random comes from ``seed``. ``say`` is called with each thing that is done.
+    Everything random comes from ``seed``. ``say`` is called with each step.
     """
 
     def __init__(self, seed: int, directory: Path, say: Callable[[str], None]) -> None:

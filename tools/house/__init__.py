@@ -1,1 +1,1 @@
-"""Counts the house: its size by room, what is over the limits, and how far one append or transaction runs."""
+"""Counts the house: its size by room, excesses over limits, and the code behind one append or transaction."""

@@ -1,4 +1,4 @@
-"""The budget: lines of each room, and what one append or one transaction may run through.
+"""The budget: lines of each room, and files and functions that one append or transaction may run through.
 
 Lower a figure when the counts go down. To raise one takes a line in docs/architecture.md that says what for.
 """

@@ -1,4 +1,4 @@
-"""The counts of a source tree: lines by room, sizes, and what is over the limits."""
+"""The counts of a source tree: lines by room, sizes, and excesses over limits."""
 
 from __future__ import annotations
 

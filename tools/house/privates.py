@@ -1,4 +1,4 @@
-"""Uses of what is private, and replaced parts, in tests: what users do not have, and what may change."""
+"""Uses of private parts, and replaced parts, in tests: users lack these parts, and they may change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the leader of a large cluster spends until all items have their members again."""
+"""The costs of the leader of a large cluster until all items have their members again."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _QUIET_S: Final = 200.0
 
 @dataclass(frozen=True, slots=True)
 class Convergence:
-    """What one change of a cluster costs its leader. Times are seconds."""
+    """The costs of one change of a cluster for its leader. Times are seconds."""
 
     event: str
     cpu_s: float

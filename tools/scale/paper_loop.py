@@ -23,9 +23,9 @@ _NEVER_S = 1e6
 class PaperLoop(asyncio.SelectorEventLoop):
     """A loop for work without real IO. `PaperClock` has its time.
 
-    Its time is the processor time of this process, without that of ``free`` sections, and the length of all
-    waits. No wait takes real time. So other work on the machine does not count. With ``work_is_free``, only
-    waits take time: then each run is the same.
+    Its time is the processor time of this process without ``free`` sections, plus the length of all waits. No
+    wait takes real time. So other work on the machine does not count. With ``work_is_free``, only waits take
+    time: then each run is the same.
     """
 
     def __init__(self, *, work_is_free: bool = False) -> None:

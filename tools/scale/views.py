@@ -1,4 +1,4 @@
-"""What one member of a large cluster spends on its mirror of etcd, and on lists of all items."""
+"""The costs of one member of a large cluster: of its mirror of etcd, and of lists of all items."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ class _View:
 
 
 class _Access:
-    """Stands for the access to a broker, which gives the same pages again."""
+    """Replaces the access to a broker, and gives the same pages again."""
 
     def __init__(self, pages: list[Any], clock: PaperClock) -> None:
         self.clock = clock

@@ -1,4 +1,4 @@
-"""Judges a simulation: ``check`` is a pure function from its history to what was violated.
+"""Judges a simulation: ``check`` is a pure function from its history to the violations.
 
 - An acknowledged append has its bytes at its offsets. Every reader of its journal's life gets them, and every
   fragment of that life has them. If the journal still exists after the last fault, it has them, too.

@@ -1,4 +1,4 @@
-"""Readers that get fragments directly from their blob store, and open each before the one before it ends.
+"""Readers that get fragments directly from their blob store, and open each before the previous one ends.
 
 Calls in the threads of such a reader are fast or slow. A fast call is done before its caller goes on. Then a
 read wants the next fragment before the look-ahead that opens it has begun.

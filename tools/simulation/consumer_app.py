@@ -49,14 +49,14 @@ class Input(Message):
 
 
 class Output(Message):
-    """What a shard publishes for an input. ``count`` is the state of its key after it."""
+    """What a shard publishes for an input. ``count`` is the state of its key after the input."""
 
     number: int = 0
     count: int = 0
 
 
 class Folded(msgspec.Struct):
-    """The state of a shard: how many inputs each key had, and which, in their order."""
+    """The state of a shard: the number of inputs of each key, and the numbers of all inputs, in order."""
 
     counts: dict[str, int] = msgspec.field(default_factory=dict)
     numbers: list[int] = msgspec.field(default_factory=list)

@@ -32,7 +32,7 @@ _REMOVAL_S: Final = 0.5
 
 @dataclass(slots=True)
 class Archive:
-    """The committed messages of a journal up to some offset, and where reading goes on."""
+    """The committed messages of a journal up to some offset, and the offset at which reading goes on."""
 
     message_type: type[Any]
     messages: list[Any] = field(default_factory=list)

@@ -48,7 +48,7 @@ class Ask(msgspec.Struct):
 
 
 class Folds(msgspec.Struct):
-    """An answer. ``life`` is that of the primary's store; 0 for a standby's view."""
+    """An answer. ``life`` is the life of the primary's store; 0 for a standby's view."""
 
     life: int
     numbers: list[int]
@@ -184,7 +184,7 @@ class _Life:
 
 
 class Notes:
-    """Judges answers by what shards have committed, and by what writers know to be committed."""
+    """Judges answers by the commits of shards, and by messages that writers know to be committed."""
 
     def __init__(self, loop: VirtualLoop, violated: Callable[[str], None]) -> None:
         self._loop = loop
@@ -332,7 +332,7 @@ def added(state: Fingerprint, number: int) -> Fingerprint:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a client asks for."""
+    """A query of a client: the shard, and bounds of the answer."""
 
     shard: str
     max_staleness_s: float | None = None
@@ -350,7 +350,7 @@ class Asked:
 
 
 class QueryClient:
-    """Asks members what shards have folded, also during faults."""
+    """Asks members for the folds of shards, even during faults."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What one seed does to consumers: writers, members that fold what they write, and faults that overlap.
+"""The events of one seed of consumers: writers, members that fold their messages, and faults that overlap.
 
 After the last fault, each shard's state must be the fold of its committed input. Then all members are killed,
 and the same must hold for the states that are recovered. At the end, every input must have one output.
@@ -101,7 +101,7 @@ class Plan:
 
 
 class ConsumerScenario:
-    """One run. ``run`` returns when it is over; what was violated is in the history of ``world``."""
+    """One run. ``run`` returns when it is over; violations are in the history of ``world``."""
 
     def __init__(
         self,

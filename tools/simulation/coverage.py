@@ -1,6 +1,6 @@
 """Coverage of simulations: branches of state machines, and pairs of a fault and a stage.
 
-A *branch* is a state of a machine, what came in, and the state after it. The machines are those of appends,
+A *branch* is a state of a machine, its input, and the state after it. The machines are those of appends,
 sessions, recovery, sequencing and transactions. A *pair* is a kind of fault that was going on, and the state
 that an append came to in the meantime. A third count says how appends went: in groups, as whole calls, and so
 on.

@@ -111,7 +111,7 @@ class Fault:
 
 @dataclass(slots=True)
 class Stored:
-    """A fragment that a bucket got, with its content as it was before compression."""
+    """A fragment that a bucket got, with its content before compression."""
 
     time: float
     bucket: str
@@ -144,7 +144,7 @@ class Assigned:
 class Confirmed:
     """An operator confirms that a journal continues at ``head``, although all of its brokers ended.
 
-    A broker that was taken from the journal before may still have bytes behind ``head``.
+    A broker that was taken from the journal before may still have bytes beyond ``head``.
     """
 
     life: Life

@@ -1,4 +1,4 @@
-"""What one seed does: a cluster, clients that append and read, and faults that overlap."""
+"""The events of one seed: a cluster, clients that append and read, and faults that overlap."""
 
 from __future__ import annotations
 

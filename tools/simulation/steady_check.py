@@ -1,4 +1,4 @@
-"""Compares each commit in the steady state with what the state machine of appends would do.
+"""Compares each commit in the steady state with the effects of the state machine of appends.
 
 `gazette.broker.commit.steady.commit_now` is a shortcut around `AppendFSM`. When it accepts an append, the
 machine must ask for exactly the effects of ``_PATH``, and begin the append at the same offset.

@@ -1,4 +1,4 @@
-"""Imported by Python at the start of each process of such a run: it is on the path of these only."""
+"""Runs at the start of each process of a run with a mistake: no other process has it on its path."""
 
 from __future__ import annotations
 
