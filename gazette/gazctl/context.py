@@ -58,7 +58,7 @@ class Context:
         self.clock = clock
         self.rng = rng
         self.in_use = in_use
-        """Name of the context whose addresses are used; empty if no context is."""
+        """Name of the context whose addresses are used; empty if no context gave the addresses."""
         self.on_signal: Callable[[], bool] = lambda: False
         """Function that is called for SIGINT and SIGTERM. If it returns False, the command is cancelled."""
         self.interrupted_code = EXIT_OK

@@ -148,7 +148,7 @@ class Arrays(NamedTuple):
 
     begins: Any
     producers: Any
-    """Parts of the UUID: zero without a UUID. A foreign UUID has the flags `FOREIGN_UUID`."""
+    """Parts of the UUID; zeros for a line without a UUID. A foreign UUID has the flags `FOREIGN_UUID`."""
     clocks: Any
     flags: Any
     declined: Any

@@ -353,7 +353,7 @@ def _reason(error: BaseException) -> str:
 
 
 def strict_array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """Return values of protobuf as an array. Convert a value that the column does not hold as it is through
+    """Return values of protobuf as an array. If the column does not hold a value as it is, convert it through
     its JSON. Raise one of `ROW_ERRORS` for a value that does not fit."""
     return pa.array(map(_fit(kind), values), kind)
 

@@ -28,7 +28,7 @@ _WHOLE: Final = [("ok",)]
 @dataclass(frozen=True, slots=True)
 class Converted:
     """A database that was made. ``unchecked``: why SQLite could not check the whole database; empty if it
-    could."""
+    did."""
 
     path: Path
     unchecked: str = ""

@@ -206,7 +206,7 @@ class Sampler:
         return 1 if row.family == "journal" else 1 + len(_sources(self.listed.shards[row.name]))
 
     def _unasked(self, item: TopRow) -> str:
-        """Return why an item would not answer, and is not asked; empty for an item to ask."""
+        """Return the reason not to ask an item: it would not answer. Return "" for an item to ask."""
         service = "broker" if item.family == "journal" else "consumer"
         if service in self.problems:
             return f"the {service} does not answer"

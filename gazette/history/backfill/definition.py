@@ -132,8 +132,7 @@ class Backfill:
     """Columns by which the rows for ``load`` are sorted. Default: all columns that ``fold`` returns."""
 
     def combine(self, rows: Any) -> Any:
-        """Combine rows of one journal before ``fold``, on Spark. The result of ``fold`` must not change by
-        this.
+        """Combine rows of one journal before ``fold``, on Spark. This must not change the result of ``fold``.
 
         ``rows`` is a ``pyarrow.Table`` of ``fields`` and ``meta``. The result must be a table too, for
         example with sums instead of summands. Spark may pass any of the rows, even rows that never commit,

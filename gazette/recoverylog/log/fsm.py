@@ -150,7 +150,7 @@ class RecoveryFSM:
                 return Outcome.APPLIED
 
     def _path_in_use(self, path: str) -> Outcome | None:
-        """Return why no file can get this path; None if a file can."""
+        """Return why no file can get this path; None if a file can get it."""
         if path in self.links:
             return Outcome.LINK_EXISTS
         if path in self.properties and path not in self._properties_of_hints:

@@ -35,7 +35,7 @@ def _require_one_history(first: Segment, second: Segment) -> None:
             raise _refuse("one sequence number has two checksums", first, second)
     elif same_log and first.first_offset > second.first_offset:
         raise _refuse("offsets do not grow with sequence numbers", first, second)
-    # Offsets must be in the same order as the sequence numbers at these ends.
+    # The offsets of both ends must be in the same order as their sequence numbers.
     if same_log and first.last_offset and second.last_offset:
         ordered = (first.last_offset <= second.last_offset) == (
             first.last_seq_no <= second.last_seq_no

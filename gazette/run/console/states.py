@@ -217,7 +217,7 @@ class States:
             return state
 
     def known_checkpoint(self, shard: ListedShard, offset: Offset) -> Checkpoint | None:
-        """Return a checkpoint that `checkpoint` has returned lately; None if it has not."""
+        """Return a checkpoint that `checkpoint` has returned lately; None for any other checkpoint."""
         return self._checkpoints.get((self._life(shard), offset))
 
     async def checkpoint(self, shard: ListedShard, offset: Offset) -> Checkpoint:

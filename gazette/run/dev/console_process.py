@@ -15,7 +15,7 @@ from gazette.runtime.private_paths import make_private_directory
 from gazette.runtime.tasks import TaskScope
 
 KEY_ENV: Final = "GAZETTE_UI_KEY"
-"""Variable with the key of the console's address: its parent knows the address then."""
+"""Variable with the key of the console's address: so its parent knows the address."""
 _STOP_S: Final = 5.0
 
 

@@ -146,7 +146,7 @@ class FollowedRocksDB:
         make_private(self._path)
         to_take = {name for name in files.paths if _is_taken(name)}
         for path in self._path.iterdir():
-            # Remove a table with another inode: it was recorded again, or no file refers to it.
+            # Keep a linked table. With another inode, it was recorded again, or is not needed: remove it.
             if path.name in to_take and TABLE.fullmatch(path.name):
                 source = files.paths[path.name]
                 linked = os.path.samestat(path.stat(), source.stat())

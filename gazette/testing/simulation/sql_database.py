@@ -50,7 +50,7 @@ _COLUMNS: Final = """SELECT a.attname, EXISTS (SELECT FROM pg_index i WHERE i.in
     AND i.indisprimary AND a.attnum = ANY (i.indkey)) FROM pg_attribute a
     WHERE a.attrelid = {} AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum"""
 _EVENT_TIME: Final = 2
-"""Domain in tables of timers whose rows are no timers."""
+"""Domain of the rows in tables of timers that are no timers."""
 
 
 def sqlstate(error: BaseException) -> str:

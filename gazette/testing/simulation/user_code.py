@@ -273,7 +273,7 @@ def _real_type(declared: Any) -> Any:
 
 
 def _resolve_annotations(module: types.ModuleType) -> None:
-    """Replace annotations that are texts by types. Read later, such a text would name simulated classes."""
+    """Replace annotations that are texts by types. Read later, an annotation would name simulated classes."""
     for cls in list(vars(module).values()):
         if isinstance(cls, type) and cls.__module__ == module.__name__:
             with contextlib.suppress(Exception):  # Some names are for type checkers only.

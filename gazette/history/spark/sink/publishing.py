@@ -103,7 +103,7 @@ async def _service(access: OpenAccess) -> AppendService:
 
 async def _partitions(access: OpenAccess, options: WriteOptions) -> Partitions:
     """Return the journals of the options. Raise `Invalid` for a journal without a content type, or with
-    another one than the messages have."""
+    another content type than the messages."""
     specs = await journal_specs(access, options.journals, options.selector)
     partitions = []
     ordered = sorted(specs, key=lambda spec: spec.name)

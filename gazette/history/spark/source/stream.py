@@ -307,7 +307,7 @@ class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return journal.begin if end is None else end
 
     def _last_end(self, journal: JournalSnapshot, *, sure: bool) -> Offset | None:
-        """Return the end of the last complete message, None if no message is. ``sure`` is as in `Run`."""
+        """Return the end of the last complete message; None if none is complete. ``sure`` is as in `Run`."""
         run = Run(journal.journal, journal.shape, 0, journal.pieces, journal.begin, sure=sure)
         summary = summarise_messages(self._journals.access, run)
         return summary.end if summary.rows else None
