@@ -242,5 +242,5 @@ def _unclosed(name: str, line: int, extent: str) -> Invalid:
         f"the quote that begins a field at line {line} of {name} is not closed {extent}",
         path="FILE",
         hint="Close the quote. Or raise --max-length. A template that does not begin with "
-        "{{.UUID}}, takes each line as it is.",
+        "{{.UUID}} takes each line as it is.",
     )

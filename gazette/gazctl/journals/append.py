@@ -204,7 +204,7 @@ class Appending:
             return error
         return GazetteError(
             f"{self.summary()}, and then the input failed: {error}",
-            hint="Correct it, and give only the records behind those that were appended.",
+            hint="Correct it, and give only the records after the appended records.",
         )
 
     def append_whole(self, source: BinaryIO) -> None:

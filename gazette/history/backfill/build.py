@@ -281,7 +281,7 @@ def _build(
 
 def has_state(shard: str) -> NotAllowed:
     return NotAllowed(
-        "the shard's database has a state of it already",
+        "the database has a state of the shard already",
         shard=shard,
         hint="--overwrite replaces it, by clear() of the Backfill.",
     )

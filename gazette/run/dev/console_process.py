@@ -52,7 +52,7 @@ async def console_beside(
 
     async def watch() -> None:
         code = await process.wait()
-        say(f"console  it has ended with exit code {code}: see {log_path}")
+        say(f"console  ended with exit code {code}: see {log_path}")
 
     try:
         async with TaskScope("console") as scope:
