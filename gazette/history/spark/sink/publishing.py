@@ -279,6 +279,18 @@ def commit(
     hit("sink.committed", name)
 
 
+def abort(
+    access: OpenAccess, attempts: Iterable[Attempt], commits: str = "", name: str = ""
+) -> None:
+    """Roll back the messages of these attempts, except those that the record ``name`` commits.
+
+    Spark also aborts a write whose commit has failed. The next commit with that name then appends the
+    acknowledgements of the record: they must find their messages pending. Errors: those of `commit`.
+    """
+    winners = (_Record(Path(commits), name).load() or {}) if commits else {}
+    roll_back(access, [attempt for attempt in attempts if attempt.producer.hex() not in winners])
+
+
 def batch_name(query: str, batch: int) -> str:
     """Return the name of the record of a query's batch."""
     return f"{query}-{batch}"
@@ -334,7 +346,7 @@ class _Record:
     ) -> dict[str, dict[JournalName, bytes]]:
         """Record the commits, unless there is a record already. Return the commits of the record. Raise
         ``Unavailable`` if the disk refuses, or the new record is gone."""
-        if (recorded := self._load()) is not None:
+        if (recorded := self.load()) is not None:
             return recorded
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
@@ -346,12 +358,12 @@ class _Record:
                 f"a commit cannot be recorded in {self.directory}: {error.strerror}",
                 hint="Set the option commits to a directory that can be written, and that stays.",
             ) from error
-        recorded = self._load()
+        recorded = self.load()
         if recorded is None:
             raise Unavailable("a commit that was recorded is gone", file=self._path)
         return recorded
 
-    def _load(self) -> dict[str, dict[JournalName, bytes]] | None:
+    def load(self) -> dict[str, dict[JournalName, bytes]] | None:
         """Return the recorded commits; None without a record. Raise ``Unavailable`` if the disk refuses, and
         ``Corrupt`` for a damaged record."""
         try:

@@ -24,10 +24,10 @@ from gazette.history.spark.error_hints import with_hints
 from gazette.history.spark.message_class import message_class
 from gazette.history.spark.sink.publishing import (
     Attempt,
+    abort,
     batch_name,
     commit,
     publish,
-    roll_back,
     tidy,
 )
 from gazette.history.spark.source.options import WriteOptions
@@ -123,10 +123,6 @@ class _Writer:
         with self._options.access.open() as access:
             return Published(publish(access, options, messages(), query))
 
-    def _abort(self, messages: Sequence[Any]) -> None:
-        with self._options.access.open() as access:
-            roll_back(access, _attempts(messages))
-
 
 class GazetteWriter(_Writer, DataSourceArrowWriter):
     """Publishes a table: its rows become visible at the commit. If the driver dies in the commit, some rows
@@ -140,7 +136,9 @@ class GazetteWriter(_Writer, DataSourceArrowWriter):
 
     @with_hints()
     def abort(self, messages: list[Any]) -> None:
-        self._abort(messages)
+        options = self._options
+        with options.access.open() as access:
+            abort(access, _attempts(messages), options.commits, options.commit_id)
 
 
 class GazetteStreamWriter(_Writer, DataSourceStreamArrowWriter):
@@ -151,16 +149,24 @@ class GazetteStreamWriter(_Writer, DataSourceStreamArrowWriter):
         attempts = _attempts(messages)
         if not attempts:
             return
-        # Put the query into the name: batches of other queries have the same numbers.
-        query, commits = attempts[0].query or "query", self._options.commits
+        query, commits = _query_of(attempts), self._options.commits
         with self._options.access.open() as access:
             commit(access, attempts, commits, batch_name(query, batchId))
         tidy(commits, query, batchId)
 
     @with_hints()
     def abort(self, messages: list[Any], batchId: int) -> None:
-        del batchId
-        self._abort(messages)
+        attempts = _attempts(messages)
+        if not attempts:
+            return
+        name = batch_name(_query_of(attempts), batchId)
+        with self._options.access.open() as access:
+            abort(access, attempts, self._options.commits, name)
+
+
+def _query_of(attempts: Sequence[Attempt]) -> str:
+    """Return the query, for names of batches: batches of other queries have the same numbers."""
+    return attempts[0].query or "query"
 
 
 def _attempts(messages: Sequence[Any]) -> list[Attempt]:
