@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import threading
+import tracemalloc
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,7 +26,7 @@ from hypothesis.strategies import DrawFn
 from gazette.history import json_kernel, json_lines
 from gazette.history.columns import ColumnDecoder, Malformed, MessageFormat
 from gazette.history.field_arrays import FieldsBuilder, scannable
-from gazette.history.json_lines import DEPTH_MAX, FIELDS_MAX, Field, LineScanner
+from gazette.history.json_lines import DEPTH_MAX, FIELDS_MAX, Field, FieldKind, LineScanner
 from gazette.history.lenient_json import is_array
 from gazette.history.read import Batch
 from gazette.history.row_format import RowFormat
@@ -540,6 +541,37 @@ def test_buffers_of_all_sizes() -> None:
             texts, numbers, *_ = FieldsBuilder(SCHEMA).arrays(decoded.fields).columns
             assert numbers.to_pylist() == list(range(count))
             assert texts[count - 1].as_py() == str(count - 1)
+
+
+@pytest.mark.parametrize("size", [(1 << 20) - 1, 1 << 20, (1 << 20) + 1])
+def test_room_for_lines_that_are_shorter_than_messages(size: int) -> None:
+    """Blank lines have one byte. As few of them as here make the scanner not decline the buffer."""
+    content = (b"{}\n" * 200 + (b"{}\n" * 8 + b"\n") * (size // 25))[:size]
+    stop = content.rfind(b"\n") + 1
+    scanned = LineScanner("uuid").scan(content, stop)
+    assert scanned is not None
+    assert len(scanned.begins) == content.count(b"\n")
+    assert int(scanned.begins[-1]) == content.rfind(b"\n", 0, stop - 1) + 1
+
+
+@pytest.mark.parametrize("kind", ["integer", "list"])
+def test_wide_columns_take_no_memory_for_lines_that_are_not_there(kind: FieldKind) -> None:
+    """Here one line of 32 MiB, of which columns have some bytes."""
+    children = (Field("", "integer"),) if kind == "list" else ()
+    fields = [Field(f"f{number}", kind, children=children) for number in range(100)]
+    value = [1, 2] if kind == "list" else 1
+    line: dict[str, Any] = {field.name: value for field in fields}
+    content = json.dumps(line | {"text": "x" * (32 << 20)}).encode() + b"\n"
+    scanner = LineScanner("uuid", fields)
+    tracemalloc.start()
+    try:
+        scanned = scanner.scan(content, len(content))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert scanned is not None
+    assert len(scanned.begins) == 1
+    assert peak < 4 * len(content)
 
 
 def test_a_scanner_that_is_always_declined_stops_trying() -> None:
