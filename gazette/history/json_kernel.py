@@ -1134,19 +1134,17 @@ def _scan_lines(
     return True
 
 
-def arrays(tree: Wanted, size: int) -> Arrays:
-    """Allocate arrays for lines of ``size`` bytes, without initial values."""
-    # The shortest object with its newline has three bytes, the shortest item of a list two.
-    lines = size // 3 + 2
-    slots = size // 2 + 2 if (tree.kinds == LIST).any() else lines
+def arrays(tree: Wanted, size: int, slots: int) -> Arrays:
+    """Allocate arrays for lines of ``size`` bytes, without initial values. `scan` checks no bounds: ``slots``
+    must be at least the number of lines, and the number of items that the lists of a node may have."""
     nodes = len(tree.kinds)
     number_rows, text_rows = (tree.rows.max(axis=0) + 1).tolist()
     return Arrays(
-        np.empty(lines, np.int64),
-        np.empty(lines, np.uint64),
-        np.empty(lines, np.uint64),
-        np.empty(lines, np.uint64),
-        np.empty(lines, np.uint8),
+        np.empty(slots, np.int64),
+        np.empty(slots, np.uint64),
+        np.empty(slots, np.uint64),
+        np.empty(slots, np.uint64),
+        np.empty(slots, np.uint8),
         np.empty(nodes, np.int64),
         np.empty((nodes, slots), np.uint8),
         np.empty((number_rows, slots), np.int64),
@@ -1220,7 +1218,7 @@ def _bounds(sizes: Iterable[int]) -> Any:
 def compile_ahead() -> None:
     """Compile all functions that are not compiled yet, by a call with one line that is an empty object."""
     tree = wanted((), [b"uuid"])
-    scan(np.frombuffer(b"{}\n", np.uint8), 3, tree, arrays(tree, 3))
+    scan(np.frombuffer(b"{}\n", np.uint8), 3, tree, arrays(tree, 3, 1))
 
 
 if __name__ == "__main__":

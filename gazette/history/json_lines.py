@@ -45,6 +45,9 @@ FIELDS_MAX: Final = 256
 """Greatest number of fields, with nested fields: it bounds memory."""
 _ROOM_BYTES: Final = 1 << 20
 """Unit of the sizes of arrays, in bytes."""
+_NEWLINE: Final = 0x0A
+_COMMA: Final = 0x2C
+_OPEN_LIST: Final = 0x5B
 _DECLINED_MAX: Final = 4
 """Number of consecutive declined buffers after which the scanner declines all later buffers."""
 
@@ -200,8 +203,10 @@ class LineScanner:
             self._wanted = self._kernel.wanted([self._node(field) for field in fields], path)
         self._tree = _numbered(fields)
         self._arrays: Any = None
-        """Arrays that the kernel writes into, for buffers of at most ``_buffer_max`` bytes."""
-        self._buffer_max = 0
+        """Arrays that the kernel writes into, for buffers of at most ``_buffer_max`` bytes, and for at most
+        ``_slots_max`` lines, and items of lists."""
+        self._buffer_max = self._slots_max = 0
+        self._has_lists = any(field.kind == "list" for _, field, _ in self._tree)
         self._declined_buffers = 0
         """Number of consecutive buffers with too many declined lines."""
 
@@ -218,10 +223,10 @@ class LineScanner:
         """
         if self._kernel is None or self._declined_buffers >= _DECLINED_MAX:
             return None
-        if stop > self._buffer_max:
-            self._make_room(stop)
+        content = np.frombuffer(buffer, np.uint8, stop)
+        self._make_room(content)
         lines = self._arrays
-        rows = self._kernel.scan(np.frombuffer(buffer, np.uint8, stop), stop, self._wanted, lines)
+        rows = self._kernel.scan(content, stop, self._wanted, lines)
         if rows < 0:
             self._declined_buffers += 1
             return None
@@ -261,12 +266,19 @@ class LineScanner:
         values = arrays.numbers[number_row, :rows].copy()
         return FieldColumn(present, values != 0 if kind == "boolean" else values)
 
-    def _make_room(self, size: int) -> None:
-        """Allocate arrays for buffers of that size. The parts that are never written take no memory."""
+    def _make_room(self, content: npt.NDArray[np.uint8]) -> None:
+        """Allocate larger arrays if lines need them."""
+        size, slots = len(content), int(np.count_nonzero(content == _NEWLINE))
+        if self._has_lists:
+            # Each item of a list follows one of these two signs.
+            items = np.count_nonzero((content == _COMMA) | (content == _OPEN_LIST))
+            slots = max(slots, int(items))
+        if size <= self._buffer_max and slots <= self._slots_max:
+            return
         # Round up: the next buffers have about the same size, and then need no new allocation.
-        size += _ROOM_BYTES - size % _ROOM_BYTES
-        self._buffer_max = size
-        self._arrays = self._kernel.arrays(self._wanted, size)
+        self._buffer_max = max(self._buffer_max, size + _ROOM_BYTES - size % _ROOM_BYTES)
+        self._slots_max = max(self._slots_max, 1 << slots.bit_length())
+        self._arrays = self._kernel.arrays(self._wanted, self._buffer_max, self._slots_max)
 
 
 def _numbered(fields: Sequence[Field]) -> list[tuple[int, Field, range]]:
