@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
@@ -142,9 +142,14 @@ class Cutover:
             log.warning("a backfill goes on: %(error)s", {"error": error.message})
 
     async def run(
-        self, listed: Sequence[ListedShard], attempts: Sequence[Attempt], directory: Path
+        self,
+        listed: Sequence[ListedShard],
+        attempts: Sequence[Attempt],
+        directory: Path,
+        published: Collection[str] = (),
     ) -> None:
-        """Append the attempts of these shards, in their order, and publish all of them.
+        """Append the attempts of these shards, in their order, and publish all of them. Leave the shards in
+        ``published`` alone, which an interrupted driver of the run has published: they may be live.
 
         Raise ``Conflict`` or ``Fenced`` when a shard was changed meanwhile. Raise ``NotAllowed`` when a shard
         is live or its former state cannot be read. After an error or a cancellation, nothing was published
@@ -153,6 +158,9 @@ class Cutover:
         self._progress.begin("appending", sum(attempt.built.size for attempt in attempts))
         targets: list[Target] = []
         for shard, attempt in zip(listed, attempts, strict=True):
+            if shard.spec.id in published:
+                self._progress.add(attempt.built.size)
+                continue
             base = await self._append(shard, attempt, directory) if attempt.built.log else 0
             targets.append(Target(shard, attempt.built, base))
         self._progress.begin("publishing", 0)

@@ -10,7 +10,7 @@ A run is loop-bound. Calls that block run on a pool of threads.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 
 from gazette.client.client import Client
@@ -109,16 +109,20 @@ class BackfillRun:
         """Do the steps of `run`, in order: first all checks, since a refused run must store nothing."""
         begin_s = self._clock.monotonic()
         listed = await self._list()
-        if not dry_run and (report_before := await self._published_before(listed)):
-            return report_before
         held: dict[str, HeldState] = {}
         refusals: list[str] = []
+        published: set[str] = set()
         if dry_run:
             refusals = await self._refusals(listed)
         else:
-            require_idle(listed)
+            published = await self._published_shards(listed)
+            if report_before := await self._published_before(listed, published):
+                return report_before
+            # An interrupted driver may have published, and enabled, some of many shards.
+            unpublished = [shard for shard in listed if shard.spec.id not in published]
+            require_idle(unpublished)
             await self._require_stateless(listed)
-            held = await self._look(listed)
+            held = await self._look(unpublished)
         if self._settings.overwrite and await self._records.manifest() is None:
             await self._cutover.look(listed, held)
         folded, tasks = await self._plan(listed, held, on_begin, dry_run=dry_run)
@@ -128,7 +132,7 @@ class BackfillRun:
             attempts = await self._build(tasks)
             with scratch_directory(BUILDS, self._settings.scratch) as files:
                 verified = await self._verify(tasks, attempts, files)
-                await self._cutover.run(listed, attempts, files)
+                await self._cutover.run(listed, attempts, files, published)
         return Report(
             self._settings.run_id,
             not dry_run,
@@ -207,12 +211,14 @@ class BackfillRun:
         await self._cutover.publication.check_log(spec.recovery_log)
         return await write_head(self._client, spec.recovery_log) > 0
 
-    async def _published_before(self, listed: Sequence[ListedShard]) -> Report | None:
+    async def _published_before(
+        self, listed: Sequence[ListedShard], published: Collection[str]
+    ) -> Report | None:
         """Return the report of this run if its states were published already; else None. Raise ``Conflict``
         if the run was of other shards."""
         if not await self._records.is_published():
             manifest = await self._records.manifest()
-            if manifest is None or not await self._all_published(manifest, listed):
+            if manifest is None or {shard for shard, _ in manifest} != published:
                 return None
             await self._records.mark_published(self._clock.now())
         plan = await self._records.plan()
@@ -220,18 +226,20 @@ class BackfillRun:
             plan.require_same(self._title, [shard.spec.id for shard in listed])
         return Report(self._settings.run_id, published=True, resumed=True)
 
-    async def _all_published(
-        self, manifest: set[tuple[str, str]], listed: Sequence[ListedShard]
-    ) -> bool:
-        """Return True if hints name all states of a manifest. No hints name a state in a database."""
+    async def _published_shards(self, listed: Sequence[ListedShard]) -> set[str]:
+        """Return the listed shards whose hints name the states of the run's manifest. No hints name a state
+        in a database."""
         ids = {listed_shard.spec.id for listed_shard in listed}
-        for shard, attempt in manifest:
+        published: set[str] = set()
+        if await self._records.is_published():
+            return published
+        for shard, attempt in await self._records.manifest() or ():
             built = (await self._records.staged(shard, attempt)).built
             if not built.log or shard not in ids:
-                return False
-            if not is_published(built, await self._shards.get_hints(shard)):
-                return False
-        return True
+                continue
+            if is_published(built, await self._shards.get_hints(shard)):
+                published.add(shard)
+        return published
 
     async def _plan(
         self,
