@@ -1134,9 +1134,22 @@ def _scan_lines(
     return True
 
 
+@_compiled()
+def slots(buffer: Any, has_lists: bool) -> int:
+    """Return the number of slots that `arrays` needs: that of lines, or a bound on the items of lists."""
+    lines = items = 0
+    for byte in buffer:
+        lines += byte == _NEWLINE
+    if has_lists:
+        # Each item follows one of these two signs.
+        for byte in buffer:
+            items += (byte == _COMMA) | (byte == _OPEN_LIST)
+    return max(lines, items)
+
+
 def arrays(tree: Wanted, size: int, slots: int) -> Arrays:
-    """Allocate arrays for lines of ``size`` bytes, without initial values. `scan` checks no bounds: ``slots``
-    must be at least the number of lines, and the number of items that the lists of a node may have."""
+    """Allocate arrays for lines of ``size`` bytes, without initial values. `scan` checks no bounds: for
+    ``slots`` see `slots`."""
     nodes = len(tree.kinds)
     number_rows, text_rows = (tree.rows.max(axis=0) + 1).tolist()
     return Arrays(
@@ -1218,7 +1231,8 @@ def _bounds(sizes: Iterable[int]) -> Any:
 def compile_ahead() -> None:
     """Compile all functions that are not compiled yet, by a call with one line that is an empty object."""
     tree = wanted((), [b"uuid"])
-    scan(np.frombuffer(b"{}\n", np.uint8), 3, tree, arrays(tree, 3, 1))
+    line = np.frombuffer(b"{}\n", np.uint8)
+    scan(line, 3, tree, arrays(tree, 3, slots(line, False)))
 
 
 if __name__ == "__main__":

@@ -45,9 +45,6 @@ FIELDS_MAX: Final = 256
 """Greatest number of fields, with nested fields: it bounds memory."""
 _ROOM_BYTES: Final = 1 << 20
 """Unit of the sizes of arrays, in bytes."""
-_NEWLINE: Final = 0x0A
-_COMMA: Final = 0x2C
-_OPEN_LIST: Final = 0x5B
 _DECLINED_MAX: Final = 4
 """Number of consecutive declined buffers after which the scanner declines all later buffers."""
 
@@ -268,11 +265,7 @@ class LineScanner:
 
     def _make_room(self, content: npt.NDArray[np.uint8]) -> None:
         """Allocate larger arrays if lines need them."""
-        size, slots = len(content), int(np.count_nonzero(content == _NEWLINE))
-        if self._has_lists:
-            # Each item of a list follows one of these two signs.
-            items = np.count_nonzero((content == _COMMA) | (content == _OPEN_LIST))
-            slots = max(slots, int(items))
+        size, slots = len(content), self._kernel.slots(content, self._has_lists)
         if size <= self._buffer_max and slots <= self._slots_max:
             return
         # Round up: the next buffers have about the same size, and then need no new allocation.

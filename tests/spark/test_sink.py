@@ -39,6 +39,7 @@ from gazette.message.mapping import Partition, Partitions, modulo_mapping
 from gazette.message.message import CSVRecord
 from gazette.message.uuid import OUTSIDE_TXN, build_uuid, uuid_text
 from gazette.protocol.label_set import LabelSet
+from gazette.runtime.failpoints import armed
 from gazette.testing.broker import BrokerFixture, journal_spec
 from tests.facts import raises
 
@@ -219,9 +220,7 @@ async def test_rows_name_their_journals(broker: BrokerFixture) -> None:
     await asyncio.to_thread(play)
 
 
-async def test_a_batch_of_a_stream_is_committed_once(
-    broker: BrokerFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_batch_of_a_stream_is_committed_once(broker: BrokerFixture, tmp_path: Path) -> None:
     """A driver dies between two acknowledgements; the next one runs the batch once more."""
     commits = tmp_path / "commits"
     data = batch(word=["x"])
@@ -237,18 +236,8 @@ async def test_a_batch_of_a_stream_is_committed_once(
         other = batch(word=[f"w{n}" for n in range(9)])
         attempt = writer(broker, schema, **options).write(iter([other]))
         assert len(attempt.attempt.commits) == 2, "both journals"
-        append = publishing._append
-
-        def dies(access: Any, contents: Any) -> None:
-            append(access, dict(list(contents.items())[:1]))
-            raise Unavailable("the driver")
-
-        monkeypatch.setattr(publishing, "_append", dies)
-        # There were no losers: what dies is the appending of acknowledgements.
-        monkeypatch.setattr(publishing, "roll_back", lambda *_: None)
-        with pytest.raises(Unavailable):
+        with armed("sink.acknowledged=error"), pytest.raises(Unavailable, match="failpoint"):
             writer(broker, schema, **options).commit([attempt], 0)
-        monkeypatch.undo()
         assert 0 < len(words(broker)[0]) < 9
         # Again, with new producers; but the winner is decided.
         again = writer(broker, schema, **options).write(iter([other]))
