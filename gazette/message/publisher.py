@@ -30,6 +30,7 @@ from gazette.message.uuid import (
     build_uuid,
     clock_unix_ns,
     new_producer_id,
+    other_producer,
 )
 from gazette.message.uuid import Clock as MessageClock
 from gazette.protocol.ids import JournalName, split_journal_meta
@@ -71,7 +72,7 @@ class Appends(Protocol):
 class _Line:
     """Frames that wait in line for one journal, and are not appended yet, with their UUIDs."""
 
-    __slots__ = ("acknowledgement", "appends", "buffer", "journal")
+    __slots__ = ("acknowledgement", "appends", "buffer", "has_transactions", "journal")
 
     def __init__(self, journal: JournalName, appends: JournalAppends) -> None:
         self.journal = journal
@@ -79,6 +80,9 @@ class _Line:
         self.buffer = bytearray()
         self.acknowledgement: Callable[[bytes], bytes] | None = None
         """Encoder of the frame that ends the running transaction, if the transaction published here."""
+        self.has_transactions = False
+        """True once a transaction has published here. Then committed messages have another producer: readers
+        drop a producer's pending messages when it publishes one outside of transactions."""
 
 
 class _Hold:
@@ -105,10 +109,12 @@ class _Hold:
 
 
 class _Form(NamedTuple):
-    """Framing of messages of one type, and the function that stamps and frames one."""
+    """Framing of messages of one type, and the functions that stamp and frame one."""
 
     framing: Framing[Any]
     stamp: Stamper[Any]
+    stamp_beside: Stamper[Any]
+    """Function for committed messages of a journal with transactions: for the second producer."""
 
 
 class _Route:
@@ -154,11 +160,16 @@ class _Route:
         future: OpFuture[AppendResult] | None = None
         lock.acquire()
         try:
-            if self._is_plain and not self._buffer and publisher._hold is None:
+            if (
+                self._is_plain
+                and not self._buffer
+                and publisher._hold is None
+                and not self.line.has_transactions
+            ):
                 publisher._observe_time()
                 future = self._appends.in_place(self._stamp, message, OUTSIDE_TXN, self._length_max)
             if future is None:
-                future = publisher._enqueue_committed(self._stamp, self.line, (message,))
+                future = publisher._enqueue_committed(self.form, self.line, (message,))
         finally:
             lock.release()
         if self._appends.must_wait:
@@ -178,7 +189,8 @@ class _TypeRoutes:
 
 
 class Publisher:
-    """Publishes messages as one producer. A shard has a new publisher after each promotion.
+    """Publishes messages as one producer. A shard has a new publisher after each promotion. In a journal to
+    which its transactions publish, a publisher's committed messages have a second producer.
 
     ``clock`` is the clock of the producer. With a ``wall_clock``, messages move ``clock`` to the
     present time, whenever it is `OBSERVE_S` behind. Without one, the owner of ``clock`` does that.
@@ -204,6 +216,7 @@ class Publisher:
         self.clock = clock
         self._appends = appends
         self._mint = UuidMint(producer, clock)
+        self._mint_beside = UuidMint(other_producer(producer), clock)
         self._wall_now = None if wall_clock is None else wall_clock.now
         self._stale_at = -math.inf
         """Wall time in seconds at which the clock is moved next. This time never goes back."""
@@ -265,7 +278,7 @@ class Publisher:
         futures = {}
         for form, line, group in self._groups(mapping, messages):
             with self._lock:
-                futures[line.journal] = self._enqueue_committed(form.stamp, line, group)
+                futures[line.journal] = self._enqueue_committed(form, line, group)
             if line.appends.must_wait:
                 line.appends.await_room()
         return futures
@@ -291,11 +304,11 @@ class Publisher:
         return list(groups.values())
 
     def _enqueue_committed(
-        self, stamp: Stamper[M], line: _Line, messages: Iterable[M]
+        self, form: _Form, line: _Line, messages: Iterable[M]
     ) -> OpFuture[AppendResult]:
         """Enqueue messages, after the uncommitted messages in line for their journal. The caller holds the
         lock. Raise ``Invalid`` for a message that is too long."""
-        buffer = line.buffer
+        buffer, stamp = line.buffer, form.stamp_beside if line.has_transactions else form.stamp
         hold = None if self._hold is None or line not in self._hold.lines else self._hold
         if hold is not None and hold.strict:
             raise NotAllowed(
@@ -332,7 +345,7 @@ class Publisher:
         the message is not published.
         """
         route = self._route(mapping, message)
-        (framing, stamp), line = route.form, route.line
+        (framing, stamp, _), line = route.form, route.line
         with self._lock:
             self._observe_time()
             begin, is_new = len(line.buffer), line.acknowledgement is None
@@ -352,6 +365,7 @@ class Publisher:
             # Not before the message was encoded: if that fails, the transaction must stay as it was.
             if is_new:
                 line.acknowledgement = acknowledgement
+                line.has_transactions = True
                 self._transaction.append(line)
             hold = self._hold
             if hold is not None:
@@ -532,10 +546,10 @@ class Publisher:
                 place=partition.uuid,
                 frame_bytes_max=self._frame_bytes_max,
             )
-            stamp = framing.stamper(self._mint)
+            stamps = [framing.stamper(mint) for mint in (self._mint, self._mint_beside)]
             if framing.codec.plain_encode_into is None:
-                stamp = self._noting_thread(stamp)
-            form = _Form(framing, stamp)
+                stamps = [self._noting_thread(stamp) for stamp in stamps]
+            form = _Form(framing, *stamps)
         # `setdefault` lets the first thread win: a journal must have exactly one line.
         form = self._forms.setdefault(encoding, form)
         # The key is the name without metadata: it is one journal, in which clocks must ascend.

@@ -241,6 +241,11 @@ def new_producer_id(entropy: Entropy) -> ProducerId:
     return ((entropy.getrandbits(48)) | (1 << 40)).to_bytes(PRODUCER_BYTES, "big")
 
 
+def other_producer(producer: ProducerId) -> ProducerId:
+    """Return a second producer for the publisher of ``producer``."""
+    return bytes((producer[0] ^ 0x02, *producer[1:]))
+
+
 def flags_text(flags: int) -> str:
     return _FLAG_NAMES.get(flags) or f"Flags({flags:#x})"
 

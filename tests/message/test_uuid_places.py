@@ -36,6 +36,7 @@ from gazette.message.uuid import (
     ObjectForm,
     build_uuid,
     clock_at,
+    other_producer,
     parse_uuid,
     uuid_text,
 )
@@ -210,7 +211,7 @@ def test_a_transaction_commits_with_uuids_in_their_place(message: Any, place: st
     assert [(one.producer, (one.clock - START) // 160, one.flags) for one in found] == [
         (PRODUCER, 1, CONTINUE_TXN),
         (PRODUCER, 2, ACK_TXN),
-        (PRODUCER, 3, OUTSIDE_TXN),
+        (other_producer(PRODUCER), 3, OUTSIDE_TXN),
     ]
     assert [one.begin for one in committed(found)] == [0, found[2].begin]
     # Tables find the same, and so does a reader that knows JSON only.
