@@ -54,7 +54,7 @@ ROOMS: Final[dict[str, int]] = {
     "gazctl/": 10450,
     "history/": 18135,
     "http2/": 3241,
-    "message/": 9423,
+    "message/": 9442,
     "net/": 4380,
     "protocol/": 6669,
     "recoverylog/": 5560,
