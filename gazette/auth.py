@@ -1,11 +1,11 @@
 """Authorization of calls: claims in a JWT, and the keys that sign and verify it.
 
 A token is ``Authorization: Bearer <jwt>``, signed by HS256 with a shared key. Its claims are ``cap``, a bit
-mask of capabilities, and ``sel``, a label selector of what these cover.
+mask of capabilities, and ``sel``, a label selector of the journals or shards for which they hold.
 
-Several keys may be configured: the first key signs, each key verifies. So keys rotate without
-interruption: first add the new key as the last one everywhere. Then move it to the front everywhere, and
-remove the old key. The text ``AA==`` is no key: it admits callers without a token. Use it to switch
+Several keys may be configured: the first key signs, all keys verify. So keys rotate without an interruption:
+first add the new key as the last key everywhere. Then move the new key to the front everywhere, and remove
+the old key. The text ``AA==`` is no key: it admits callers without a token. Use ``AA==`` to switch
 authentication on in a running cluster.
 """
 
@@ -31,7 +31,7 @@ LEEWAY_S: Final = 5.0
 MISSING_TOKEN_LIFETIME_S: Final = 3600.0
 """Seconds after which the claims of a caller without a token expire."""
 KEY_BYTES_MIN: Final = 32
-"""Least number of bytes of a key: as many as an HS256 digest has (RFC 7518, section 3.2)."""
+"""Least number of bytes of a key: the length of an HS256 digest (RFC 7518, section 3.2)."""
 _MISSING_IS_OK: Final = b"\x00"
 
 
@@ -59,9 +59,9 @@ _NAMED: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """Rights of a caller, and the journals or shards that they cover.
+    """Rights of a caller, and the journals or shards for which they hold.
 
-    ``expires_at`` is a Unix time, in seconds: a long call ends at that time. None: the claims never expire.
+    ``expires_at`` is a Unix time, in seconds: a long call ends then. If None, the claims never expire.
     """
 
     capability: int
@@ -76,22 +76,22 @@ class Claims:
 
 class Signer(Protocol):
     def sign(self, claims: Claims, lifetime_s: float) -> str:
-        """Return a token for the claims, valid for ``lifetime_s`` seconds; empty if none is needed."""
+        """Return a token for the claims, valid for ``lifetime_s`` seconds; empty if no token is needed."""
         ...
 
 
 class Verifier(Protocol):
     def verify(self, authorization: str | None, require: int) -> Claims:
-        """Return the claims behind an ``Authorization`` header.
+        """Return the claims of the token in an ``Authorization`` header.
 
-        Raise ``NotAllowed`` unless the claims are genuine and current, and have every required capability.
-        Raise ``Unavailable`` if the keys that verify them are not known now.
+        Raise ``NotAllowed`` unless the token is genuine and current, and has every required capability.
+        Raise ``Unavailable`` if the keys that verify it are not known now.
         """
         ...
 
 
 class MemberAuth(Signer, Verifier, Protocol):
-    """Signer of a member's own calls, and verifier of those of its callers."""
+    """Signs the calls of a member, and verifies the tokens of its callers."""
 
     @property
     def keyless(self) -> bool:
@@ -100,7 +100,7 @@ class MemberAuth(Signer, Verifier, Protocol):
 
 
 class Renewing:
-    """Base of signers that decide when their tokens end. They are asked for a token for each call."""
+    """Base of signers that decide when their tokens end. Ask such a signer for a token at each call."""
 
     __slots__ = ()
 
@@ -174,7 +174,7 @@ class KeyedAuth:
         return KeyedAuth(clock, tuple(keys), allow_missing)
 
     def sign(self, claims: Claims, lifetime_s: float) -> str:
-        import jwt  # The import takes a tenth of a broker's start, and many brokers have no keys.
+        import jwt  # The import takes a tenth of a broker's start: brokers without keys skip it.
 
         now = self.clock.now()
         payload = {
@@ -208,7 +208,7 @@ class KeyedAuth:
         failure: Exception | None = None
         for key in self.keys:
             try:
-                # `claims_of` checks the times, by our clock.
+                # `claims_of` checks the times in the token, by our clock.
                 return jwt.decode(token, key, algorithms=list(ALGORITHMS), options=_SIGNATURE_ONLY)
             except jwt.InvalidSignatureError as error:  # Try the next key.
                 failure = error
@@ -219,7 +219,7 @@ class KeyedAuth:
     def claims_of(self, payload: Mapping[str, Any]) -> Claims:
         """Return the claims of a signed payload. Raise ``NotAllowed`` if it is malformed or not current."""
         for name in payload:
-            # The original ignores case: there `Sel` restricts a token. So refuse `Sel` here.
+            # The original ignores case, so `Sel` restricts a token there. Refuse `Sel` here.
             if name not in _CLAIMS and name.lower() in _CLAIMS:
                 raise NotAllowed(f"verifying Authorization: claim {name} is written {name.lower()}")
         now = self.clock.now()
@@ -244,9 +244,9 @@ class KeyedAuth:
 
 
 def _selector(value: Any) -> LabelSelector:
-    """Return the selector of the claim ``sel``: everything if the claim is absent or null.
+    """Return the selector in the claim ``sel``, or `EVERYTHING` if the claim is absent or null.
 
-    Raise ``NotAllowed`` for a claim with an unknown part: a misspelled field would grant everything.
+    Raise ``NotAllowed`` for an unknown field: without this check, a misspelled field would grant everything.
     """
     if value is None:
         return EVERYTHING
@@ -296,7 +296,7 @@ def authorization_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> str 
 
 
 def bearer(token: str) -> tuple[tuple[str, str], ...]:
-    """Return call metadata that carries ``token``. Without a token, the metadata is empty."""
+    """Return call metadata with ``token``; empty metadata for an empty token."""
     return ((AUTHORIZATION, f"Bearer {token}"),) if token else ()
 
 
@@ -305,8 +305,8 @@ def admission(
 ) -> Callable[[str, Iterable[tuple[str, str | bytes]]], None]:
     """Return a function that checks a call by its path and metadata.
 
-    The function raises ``NotAllowed`` as the call's handler would, but before the server keeps anything of
-    the call. ``capabilities`` has the required capabilities, by the name of the method.
+    The function raises ``NotAllowed`` as the call's handler would, but before the server stores any bytes of
+    the call. ``capabilities`` has the required capability of each method, by its name.
     """
 
     def admit(path: str, metadata: Iterable[tuple[str, str | bytes]]) -> None:

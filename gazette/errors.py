@@ -1,10 +1,10 @@
-"""All exceptions that Gazette raises on purpose, divided by what the caller does next.
+"""All exceptions that Gazette raises on purpose. The type says what the caller should do next.
 
     GazetteError
     ├── Retryable          the same call may succeed later
     │   ├── Unavailable        a peer, etcd or a store cannot be reached now
-    │   │   └── Aborted            a store rolled a transaction back for another one: repeat it
-    │   ├── Moved              another process serves it now: resolve again
+    │   │   └── Aborted            a store rolled back this transaction for another: repeat it
+    │   ├── Moved              another process serves the journal or shard now: resolve again
     │   └── NotYet             the offset, revision or replica does not exist yet
     ├── Fenced             a newer owner has taken over: stop, do not retry
     ├── Invalid            the call is wrong: fix it
@@ -14,12 +14,12 @@
     ├── NotFound           the journal, shard or fragment does not exist
     ├── Conflict           a compare-and-set lost: read again, decide again
     ├── Corrupt            data is not what it claims to be: do not continue
-    ├── Closed             we closed it
-    ├── Broken             the peer broke it; see ``__cause__``
-    └── Bug                a broken invariant of ours: the scope is torn down
+    ├── Closed             this process closed the object on purpose
+    ├── Broken             the peer ended the call or broke the protocol; see ``__cause__``
+    └── Bug                an invariant of Gazette does not hold: tasks that depend on it end
 
-An error has a message that says what happened, facts as fields, and a ``hint`` that says what to do. A server
-may have written parts of these texts. So Gazette escapes control characters in the texts (`printable`).
+An error has a message that says what happened, facts as fields, and a ``hint`` that says what to do. Parts of
+these texts may come from a server. So Gazette escapes control characters in them (`printable`).
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def printable(text: str, *, one_line: bool = False) -> str:
     """Return a text of another process in a form that is safe for a terminal and a log.
 
     Escape characters that move a cursor, change a terminal's state, or change the direction of text. Escape
-    also characters that are for private use or not assigned. Tabs and ends of lines stay. ``one_line``
-    escapes ends of lines, too, so that the text cannot look like another line of a log.
+    also characters for private use and unassigned characters. Keep tabs and ends of lines. With ``one_line``,
+    escape ends of lines, too, so that the text cannot look like another line of a log.
     """
     if text.isprintable():
         return text
@@ -60,7 +60,7 @@ def _escaped(code: int) -> str:
 class GazetteError(Exception):
     """Base of all exceptions that Gazette raises on purpose.
 
-    ``hint`` says what the reader of the message does next. ``facts`` are the fields that an operator needs
+    ``hint`` says what the reader of the message should do next. ``facts`` are fields that an operator needs
     (``journal``, ``offset``, ``revision`` …). They are printed after the message, in a stable order.
     """
 
@@ -93,7 +93,7 @@ class Unavailable(Retryable):
 
 
 class Aborted(Unavailable):
-    """A store has rolled a transaction back, in favour of another transaction. Repeat the transaction."""
+    """A store has rolled this transaction back, in favour of another transaction. Repeat it."""
 
     default_hint = (
         "No action: the shard is restarted automatically. If this happens often, have transactions "
@@ -142,7 +142,7 @@ class Invalid(GazetteError):
 
     def within(self, context: str) -> Self:
         """Return a copy of this error, with ``context`` in front of its path."""
-        # Not by the constructor: a subclass may have another one.
+        # Do not call the constructor: that of a subclass may take other arguments.
         error = type(self).__new__(type(self), *self.args)
         error.__dict__.update(self.__dict__)
         error.path = f"{context}.{self.path}" if self.path else context
@@ -150,22 +150,22 @@ class Invalid(GazetteError):
 
 
 class TooLarge(Invalid):
-    """A value of the call, or a value that would result from the call, exceeds a limit of size."""
+    """A value of the call, or a value that the call would produce, exceeds a limit of size."""
 
     default_hint = "Make the named field smaller and call again."
 
 
 class InvalidValue(Invalid):
-    """A value of the application cannot be kept or published as it is. ``path`` names the wrong part.
+    """A value of the application cannot be kept or published unchanged. ``path`` names the wrong part.
 
-    While a message is consumed, this is an error of the message: a `PoisonPolicy` may skip the message.
+    In ``consume_message``, this is an error of the message: a `PoisonPolicy` may skip the message.
     """
 
     default_hint = "Correct the named part of the value, or the program that made it."
 
 
 class NotAllowed(GazetteError):
-    """A correct call is refused: because of its token, a read-only flag, or a suspension."""
+    """A correct call is refused because of its token, a read-only flag, or a suspension."""
 
     default_hint = "Check the token's capabilities and selector, or the flags of the specification."
 
@@ -217,7 +217,7 @@ def not_installed(
     path: str = "",
     hint: str = "",
 ) -> Invalid:
-    """Return the error for a part (``what``) that needs a package of an extra. ``hint`` says what to do."""
+    """Return the error for a part (``what``) whose package is not installed. ``extra`` installs it."""
     return Invalid(
         f"{what} needs a package that is not installed ({package}): "
         f"run `pip install '{distribution}[{extra}]'`",

@@ -1,4 +1,4 @@
-"""Well-known names of labels, and content types, as the protocol spells them."""
+"""Well-known names of labels, and content types, in the spelling of the protocol."""
 
 from __future__ import annotations
 
@@ -7,33 +7,33 @@ from typing import Final
 CONTENT_TYPE: Final = "content-type"
 """Label of a journal with the framing of its messages."""
 MESSAGE_TYPE: Final = "app.gazette.dev/message-type"
-"""Label of a journal with the name of its type of messages."""
+"""Label of a journal with the name of its messages' type."""
 MESSAGE_KEY: Final = "app.gazette.dev/message-key"
-"""Label of a journal with the field of its messages that is their key, or ``function=`` and its name."""
+"""Label of a journal with the field that is the key of messages, or ``function=`` and a function's name."""
 MESSAGE_KEY_TYPE: Final = "app.gazette.dev/message-key-type"
 """Label of a journal with the name of the encoding of keys: see `gazette.message.keys`."""
 MESSAGE_PARTITIONS: Final = "app.gazette.dev/message-partitions"
-"""Label of a partition with the number of all partitions."""
+"""Label of a partition with the total number of partitions."""
 MESSAGE_TIME: Final = "app.gazette.dev/message-time"
-"""Label of a journal with the field of its messages that is their time, then ``/`` and its unit."""
+"""Label of a journal with the field that is the time of messages, then ``/`` and the field's unit."""
 DECLARED_BY: Final = "app.gazette.dev/declared-by"
-"""Label of a journal that names an application and a label that its declaration gave the journal, as in
+"""Label of a journal that names an application, and another label that this application has declared, as in
 ``shop/message-time``. A journal may have several. `apply` removes a label that is not declared any more.
 """
 MESSAGE_SUBTYPE: Final = "app.gazette.dev/message-subtype"
 MESSAGE_UUID: Final = "app.gazette.dev/message-uuid"
-"""Label of a journal with the place of the UUID in its messages: names joined by dots. Absent: ``uuid``."""
+"""Label of a journal with the place of the UUID in messages: names joined by dots; ``uuid`` by default."""
 TAG: Final = "app.gazette.dev/tag"
 MANAGED_BY: Final = "app.gazette.dev/managed-by"
 SOURCE_RESTART: Final = "app.gazette.dev/source-restart"
-"""Label of a shard: where the shard begins in a source that was deleted and created again."""
+"""Label of a shard with the offset at which it begins in a source that was deleted and created again."""
 INSTANCE: Final = "app.gazette.dev/instance"
 REGION: Final = "app.gazette.dev/region"
 FORMER_POSTFIX: Final = "app.gazette.dev/former-postfix-template"
 """Label of a journal with a former path postfix template, percent-encoded. A journal may have several."""
 FOREIGN_FRAGMENTS: Final = "app.gazette.dev/foreign-fragments"
-"""Label of a journal with a directory below the journal, percent-encoded, whose fragments are not the
-journal's. A journal may have several. ``.`` stands for all directories that no template explains.
+"""Label of a journal with a directory below the journal, percent-encoded, whose fragments do not belong to
+it. A journal may have several such labels. ``.`` stands for all directories that no template explains.
 """
 
 CONTENT_CSV: Final = "text/csv"

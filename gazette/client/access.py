@@ -58,7 +58,7 @@ class RouteCache:
             self._routes.popitem(last=False)
 
     def forget(self, name: str) -> None:
-        """Drop the route of ``name``: a call to one of its members failed."""
+        """Drop the route of ``name``, since a call to one of its members failed."""
         self._routes.pop(name, None)
 
 
@@ -103,20 +103,20 @@ class ClusterAccess:
         await self.close()
 
     async def close(self) -> None:
-        """Close the client's own channels, not those that it was given. Calls in flight are cancelled; their
-        callers get ``Closed``."""
+        """Close the channels, unless the caller of the constructor gave them. Calls in flight are cancelled:
+        their callers get ``Closed``."""
         if self._own_channels:
             await self.channels.close()
 
     @property
     def address(self) -> str:
-        """The endpoint to call without a route: one of the given endpoints that is not known to fail. If all
-        fail, another one each time."""
+        """The endpoint to call if no route is known: a given endpoint that is not known to fail. If all are
+        known to fail, each use takes the next endpoint."""
         return self.addresses.pick()
 
 
 class BrokerAccess(ClusterAccess):
-    """Access that readers, appenders and lists share. `Client` adds their functions to this class."""
+    """Access that readers, appenders and lists share. `Client` adds methods that append, read and list."""
 
     def __init__(
         self,
@@ -145,10 +145,10 @@ class BrokerAccess(ClusterAccess):
         )
         self.fragments = FragmentAccess() if fragments is None else fragments
         self.waits = Waits()
-        """The last answers of brokers to calls that are repeated."""
+        """The calls that are being repeated, each with the last answer of a broker."""
 
     async def close(self) -> None:
-        """Close the client's channels and ``fragments``, even given ones. See `ClusterAccess.close`."""
+        """Close ``fragments``, even if the caller gave it; then the channels: see `ClusterAccess.close`."""
         self.fragments.close()
         await super().close()
 
@@ -179,17 +179,17 @@ class BrokerAccess(ClusterAccess):
         return self.channels.journal(self.channels.pick(route) or self.address)
 
     async def connected(self) -> tuple[JournalStub, str]:
-        """Return the Journal service of an address and its endpoint, once one of several is connected.
+        """Wait until one of several addresses is connected. Return its Journal service and its endpoint.
 
-        A single address is not waited for here. Pass ``addresses.wait_for_ready``, by which the call waits.
+        With a single address, return at once. Pass ``addresses.wait_for_ready`` to the call, which waits.
         """
         endpoint = await self.addresses.connected()
         return self.channels.journal(endpoint), endpoint
 
     def observe_route(self, journal: str, route: Route) -> None:
-        """Remember the route that a broker answered with."""
+        """Remember the route in a broker's answer."""
         self._routes.put(split_journal_meta(journal)[0], route, self.clock.monotonic())
 
     def forget_route(self, journal: str) -> None:
-        """Forget a route, since a call by it failed: the next call goes to the default address."""
+        """Forget the route of a journal after a failed call: the next call goes to the default address."""
         self._routes.forget(split_journal_meta(journal)[0])

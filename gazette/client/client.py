@@ -1,4 +1,4 @@
-"""The entry point of the client library: one cluster, and what can be asked of it."""
+"""The entry point of the client library: a client of one cluster."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ class Client(BrokerAccess):
     """A client of one broker cluster. Loop-bound: created and used on one event loop.
 
     ``address`` is the endpoint of any broker, or of a balancer before them (``http://host:port``,
-    ``https://…``, ``unix://…``). It may be several endpoints separated by commas: one that answers is used.
-    That broker forwards calls to the brokers that serve a journal. With a route cache, the client calls these
-    brokers directly, and prefers those in ``zone``. Set ``route_cache_size`` to zero if this process cannot
-    dial the endpoints that brokers advertise.
+    ``https://…``, ``unix://…``). For several endpoints separated by commas, the client calls one that
+    answers. The called broker forwards calls to the brokers that serve a journal. With a route cache, the
+    client calls the serving brokers directly, and prefers those in ``zone``. Set ``route_cache_size`` to zero
+    if this process cannot dial the endpoints that brokers advertise.
 
-    ``signer`` makes tokens where the cluster needs them. ``fragments`` says which stored fragments can be
-    opened without a broker. By default these are fragments with signed http(s) URLs. The client closes
-    ``fragments`` when it is closed. ``channels`` may be shared with other clients, and then stays open.
+    ``signer`` makes tokens for a cluster that asks for them. ``fragments`` opens stored fragments without a
+    broker; by default those with signed http(s) URLs. ``close`` also closes ``fragments``. Several clients
+    may share ``channels``, which then stays open.
 
-    Calls raise ``Invalid`` for wrong arguments, ``NotAllowed`` if a broker refuses the token, ``NotFound``
-    without the journal, ``Moved`` if another broker serves it, ``Unavailable`` if no broker answers, and
-    ``Broken`` if a call fails otherwise.
+    Calls raise ``Invalid`` for wrong arguments, and ``NotAllowed`` if a broker refuses the token. They raise
+    ``NotFound`` if the journal does not exist, ``Moved`` if another broker serves it, ``Unavailable`` if no
+    broker answers, and ``Broken`` if a call fails otherwise.
     """
 
     # Bytes. For appends of many small pieces use an `AppendService`.
@@ -51,8 +51,8 @@ class Client(BrokerAccess):
         cancellation the content may have been appended.
 
         Raise ``Fenced`` if the registers do not match, and ``Conflict`` if the head is at another offset.
-        Raise ``Corrupt`` while an operator must confirm the head: an `AppendService` waits for that instead.
-        Raise ``Unavailable`` also if content that cannot be read again was not appended. An error after an
+        Raise ``Corrupt`` while an operator must confirm the head (an `AppendService` waits for the operator).
+        Raise ``Unavailable`` also if a retry would need content that cannot be read again. An error after an
         attempt with an unknown outcome has the fact ``earlier_attempt``.
         """
         return await appender.append(self, params, content)
@@ -62,11 +62,11 @@ class Client(BrokerAccess):
         return Reader(self, params)
 
     def retry_reader(self, params: ReadParams) -> RetryReader:
-        """Return a reader that survives failures."""
+        """Return a reader that reads on after failures of brokers."""
         return RetryReader(self, params)
 
     async def list_journals(self, selector: LabelSelector = EVERYTHING) -> JournalList:
-        """Return all journals that match, of those that the caller may list. Wait for a connection.
+        """Return all matching journals that the caller may list. Wait for a connection.
 
         Raise ``Invalid``, ``NotAllowed``, ``Unavailable`` or ``Broken``.
         """
@@ -77,8 +77,8 @@ class Client(BrokerAccess):
     ) -> AsyncIterator[JournalList]:
         """Yield all matching journals, now and after each change of a specification, without end.
 
-        ``resume`` is the header of a list that is known already: the first list is newer. Failures of
-        brokers are retried. Raise ``Invalid``, ``NotAllowed``, or ``Closed`` once the client is closed.
+        ``resume`` is the header of an earlier list: the first list is newer than that. Watch on after
+        failures of brokers. Raise ``Invalid``, ``NotAllowed``, or ``Closed`` once the client is closed.
         """
         return journals.watch_journals(self, selector, resume=resume)
 
@@ -94,9 +94,9 @@ class Client(BrokerAccess):
     ) -> Header:
         """Change specifications: all of them, or none.
 
-        A ``batch_size`` above zero splits them into transactions of that many. If one fails, the
-        earlier ones stay. By default, etcd accepts 128 changes in a transaction. Return the header with
-        the revision of the last transaction. After a cancellation the changes may have been applied.
+        A ``batch_size`` above zero splits the changes into transactions of that many. If a transaction
+        fails, the earlier transactions stay. By default, etcd accepts 128 changes in a transaction. Return
+        the header of the last transaction. After a cancellation the changes may have been applied.
 
         Raise ``Conflict`` if a journal is not at the expected revision, ``Invalid``, ``NotAllowed``,
         ``Unavailable`` or ``Broken``.

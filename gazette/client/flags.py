@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from gazette.client.shards import ShardClient
     from gazette.runtime.clock import Clock
 
-# Methods import what they make: a program reads its settings, and may then only print them.
+# Methods import the classes that they make: a program may read its settings only to print them.
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +52,8 @@ class ClientFlags:
         return TlsSettings.of(self.trusted_ca_file, self.cert_file, self.cert_key_file)
 
     def signer(self, clock: Clock) -> Signer:
-        """Return the signer: of the token, else of its file, else of the keys. Raise ``Invalid`` for
-        malformed keys, and for a file without a token."""
+        """Return a signer from the first of these settings that is given: token, file of a token, keys.
+        Raise ``Invalid`` for malformed keys, and for a file without a token."""
         from gazette.auth import KeyedAuth, NoAuth, StaticToken
 
         if self.auth_token:
@@ -94,8 +94,8 @@ class BrokerClientFlags(ClientFlags):
 
 
 def broker_flags_of(environ: Mapping[str, str], address: str = "") -> BrokerClientFlags:
-    """Return the settings of the environment (``BROKER_ADDRESS``, …). ``address`` replaces that of the
-    environment, unless it is empty. Raise ``Invalid`` with the name of a wrong variable.
+    """Return the settings in the environment (``BROKER_ADDRESS``, …). An ``address`` that is not empty
+    replaces the environment's address. Raise ``Invalid`` with the name of a wrong variable.
     """
     loaded = Schema("client", {"broker": BrokerClientFlags}).load([], environ)
     flags = loaded.group(BrokerClientFlags)

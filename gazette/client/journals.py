@@ -52,8 +52,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ListedJournal:
-    """A journal as a broker listed it. ``route`` is its route at that time: a watch reports no change of a
-    route alone."""
+    """A journal as a broker listed it. ``route`` may be old: a watch does not report a change of a route
+    alone."""
 
     spec: JournalSpec
     mod_revision: Revision
@@ -78,13 +78,13 @@ class JournalList:
 
 @dataclass(frozen=True, slots=True)
 class JournalChange:
-    """Put ``upsert``, or ``delete`` the journal of that name.
+    """A change of one journal: put the specification ``upsert``, or delete the journal named ``delete``.
 
-    The change is made only if the journal's modification revision is ``expect_mod_revision``: zero for a
-    journal that must not exist, -1 for any revision.
+    A broker makes the change only if the journal's modification revision is ``expect_mod_revision``: zero for
+    a journal that must not exist, -1 for any revision.
 
-    A put replaces the whole specification. Without ``suspend`` it resumes the journal, and forgets the
-    offset at which the journal has to resume.
+    A put replaces the whole specification. A put without ``suspend`` resumes a suspended journal, and drops
+    the offset at which the journal was to resume.
     """
 
     upsert: JournalSpec | None = None
@@ -105,9 +105,9 @@ _TTL_MAX_S: Final = 1e9
 
 @dataclass(frozen=True, slots=True)
 class FragmentsParams:
-    """The fragments to list. Times are Unix seconds, bounds inclusive, zero for none.
+    """The fragments to list. Times are Unix seconds and inclusive bounds; zero means no bound.
 
-    With ``end_mod_time``, unstored fragments are left out. URLs are signed for ``signature_ttl_s``.
+    With ``end_mod_time``, list only stored fragments. URLs are signed for ``signature_ttl_s``.
     """
 
     journal: str
@@ -143,16 +143,16 @@ class FragmentsParams:
 
 
 CONFLICT_KEY: Final = "gazette-fragment-conflict"
-"""Trailing metadata of ListFragments: the names of two fragments that conflict."""
+"""Key in the trailing metadata of ListFragments: the names of two fragments that conflict."""
 _NO_JOURNAL: Final = "gazette/probe"
-"""A name that need not exist: an empty list is an answer."""
+"""A journal to ask for that need not exist: a broker answers with an empty list."""
 APPLY_NOTE_KEY: Final = "gazette-apply-note"
-"""Trailing metadata of Apply: what the caller should know of a new journal, percent-encoded."""
+"""Key in the trailing metadata of Apply: a note about a new journal, percent-encoded."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredFragment:
-    """A fragment of the index. ``signed_url`` is empty unless it was requested and the fragment is stored."""
+    """A fragment of the index. ``signed_url`` has a text if it was requested and the fragment is stored."""
 
     fragment: Fragment
     signed_url: str
@@ -161,11 +161,11 @@ class StoredFragment:
 
 
 _QUIET_ATTEMPTS: Final = 1
-"""The third failure in a row is logged as a warning. Before, a broker may just have left."""
+"""Number of retries that may fail without a warning: a broker may just have left the cluster."""
 
 
 async def list_journals(client: BrokerAccess, selector: LabelSelector = EVERYTHING) -> JournalList:
-    """Return all journals that match, of those that the caller may list. Wait for a connection.
+    """Return all matching journals that the caller may list. Wait for a connection.
 
     Raise ``Invalid``, ``NotAllowed``, ``Unavailable`` or ``Broken``.
     """
@@ -191,8 +191,8 @@ async def watch_journals(
 ) -> AsyncIterator[JournalList]:
     """Yield all matching journals, now and after each change of one of their specifications, without end.
 
-    ``resume`` is the header of a list that is known already: the first list is then newer. Begin the watch
-    again after failures of brokers, and log their reason from the third on. Raise ``Invalid`` or
+    ``resume`` is the header of an earlier list: the first list is then newer than that. Begin the watch again
+    after failures of brokers, and log their reason from the third failure on. Raise ``Invalid`` or
     ``NotAllowed`` if brokers refuse the watch, and ``Closed`` once the client is closed.
     """
     attempt = -1
@@ -239,9 +239,9 @@ async def _snapshots(
 async def _pages(
     client: BrokerAccess, request: broker_pb2.ListRequest, selector: LabelSelector
 ) -> AsyncIterator[broker_pb2.ListResponse]:
-    """Yield the pages of a list. Ask another address if one fails before its first page.
+    """Yield the pages of a list. If an address fails before its first page, ask another address.
 
-    Raise ``NotAllowed``, ``Broken``, or ``Unavailable`` if all addresses fail, or one fails after a page.
+    Raise ``NotAllowed`` or ``Broken``. Raise ``Unavailable`` if all addresses fail, or one after a page.
     """
     metadata = client.credentials.metadata(list_claims(selector), LONG_LIFETIME_S)
     wait_for_ready, started = client.addresses.wait_for_ready, False
@@ -296,9 +296,9 @@ def _journals(page: broker_pb2.ListResponse, header: Header) -> tuple[ListedJour
 
 
 def _understood(pb: broker_pb2.JournalSpec) -> JournalSpec | None:
-    """Return a specification that others have applied; None for an invalid name.
+    """Return a journal's specification from a list; None if its name is invalid.
 
-    A fault of one journal is logged, and the other journals are listed all the same.
+    Log a fault of one journal instead of raising it: callers list the other journals all the same.
     """
     try:
         with within("Spec"):
@@ -332,12 +332,12 @@ async def apply_journals(
 ) -> Header:
     """Change specifications: all of them, or none.
 
-    A ``batch_size`` above zero splits them into transactions of that many. If a transaction fails, the
-    earlier ones stay. By default, etcd accepts 128 changes in a transaction. Return the header with the
-    revision of the last transaction. Raise ``Conflict`` if a journal is not at the expected revision,
-    ``Invalid``, ``NotAllowed``, ``Unavailable`` or ``Broken``. A cancelled call may have been applied.
+    A ``batch_size`` above zero splits the changes into transactions of that many. If a transaction fails, the
+    earlier transactions stay. By default, etcd accepts 128 changes in a transaction. Return the header of the
+    last transaction. Raise ``Conflict`` if a journal is not at the expected revision, ``Invalid``,
+    ``NotAllowed``, ``Unavailable`` or ``Broken``. After a cancellation the changes may have been applied.
 
-    Log a warning for a new journal below whose name its stores have fragments already.
+    Log a warning for a new journal if its stores already have fragments below its name.
     """
     size = batch_size or max(1, len(changes))
     header: Header | None = None
@@ -393,7 +393,7 @@ async def list_fragments(
 async def _fragments_page(
     client: BrokerAccess, params: FragmentsParams, page: Offset
 ) -> tuple[broker_pb2.FragmentsResponse, dict[str, list[str]]]:
-    """Return a page, and by the name of each fragment in it the names of fragments that it hides.
+    """Return a page, and for each fragment in it, by name, the names of fragments that it hides.
 
     Forget the route if the call fails.
     """
@@ -426,9 +426,9 @@ async def _fragments_page(
 async def journal_problems(
     client: BrokerAccess, endpoint: str, selector: LabelSelector = EVERYTHING
 ) -> dict[str, str]:
-    """Return the problems of matching journals, as one broker sees them, by names of journals.
+    """Return the problem of each matching journal, as one broker sees it, by name of the journal.
 
-    If there are many, the answer names some of them. Raise ``NotAllowed``, ``Unavailable`` or ``Broken``.
+    Of many problems, the answer has only some. Raise ``NotAllowed``, ``Unavailable`` or ``Broken``.
     """
     return problems_in(await _asked(client, endpoint, selector))
 
@@ -453,7 +453,7 @@ async def _asked(client: BrokerAccess, endpoint: str, selector: LabelSelector) -
         call: Any = stub.List(request, metadata=(*metadata, *PROBLEMS_ASKED))
         try:
             while await call.read() is not END_OF_STREAM:
-                pass  # A broker of another version refuses nothing, and lists its journals.
+                pass  # A broker of another version does not know the question, and lists its journals.
             trailing = await call.trailing_metadata()
         finally:
             call.cancel()
@@ -470,8 +470,8 @@ async def fragment_store_health(
 ) -> str:
     """Return the problem that a broker has with a fragment store; empty if the store works.
 
-    ``endpoint`` is that of the broker (default: any). ``check_delete`` also checks that objects can be
-    removed, below ``check_delete_prefix``. Raise ``Invalid``, ``NotAllowed``, ``Unavailable`` or ``Broken``.
+    ``endpoint`` is the endpoint of the broker (default: any). ``check_delete`` also checks that objects below
+    ``check_delete_prefix`` can be removed. Raise ``Invalid``, ``NotAllowed``, ``Unavailable`` or ``Broken``.
     """
     request = broker_pb2.FragmentStoreHealthRequest(
         fragment_store=store, check_delete=check_delete, check_delete_prefix=check_delete_prefix

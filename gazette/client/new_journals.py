@@ -18,7 +18,7 @@ _PAUSE_S: Final = 0.2
 
 
 async def once_known(client: BrokerAccess, journal: str, look_up: Callable[[], Awaitable[T]]) -> T:
-    """Return the result of a look-up of journals. Repeat it while it raises ``NotFound``: see `Grace`.
+    """Return the result of a look-up of journals. If it raises ``NotFound``, repeat it for `LAG_S` seconds.
 
     Raise ``NotFound`` after that time. Other errors of ``look_up`` reach the caller at once.
     """

@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ListedShard:
-    """A shard as a consumer listed it; ``status`` is parallel to ``route.members``."""
+    """A shard as a consumer listed it; ``status`` has an entry for each of ``route.members``, in order."""
 
     spec: ShardSpec
     mod_revision: Revision
@@ -65,7 +65,7 @@ class ShardList:
 
 @dataclass(frozen=True, slots=True)
 class ShardChange:
-    """Put ``upsert`` (with ``primary_hints``, if given), or ``delete`` the shard of that id.
+    """A change of one shard: put ``upsert``, with ``primary_hints`` if given, or delete shard ``delete``.
 
     The change is made only if the shard's modification revision is ``expect_mod_revision``: zero for a
     shard that must not exist, -1 for any revision.
@@ -88,7 +88,7 @@ class ShardChange:
 
 @dataclass(frozen=True, slots=True)
 class ShardStat:
-    """Progress of a shard: the offsets up to which it has read, and at which it has published."""
+    """Progress of a shard: up to which offset it has read each source, and where it has published."""
 
     header: Header
     read_through: Mapping[JournalName, Offset]
@@ -118,8 +118,8 @@ class ShardClient(ClusterAccess):
     ) -> ShardStat:
         """Return a shard's progress, once it has recovered and read through the given offsets.
 
-        Raise ``NotFound`` without the shard, ``Unavailable`` without its primary, ``Moved`` if another member
-        leads it, ``NotAllowed`` for a refused token, ``Broken`` if the call fails otherwise.
+        Raise ``NotFound`` if there is no such shard, ``Unavailable`` if it has no primary, ``Moved`` if
+        another member leads it, ``NotAllowed`` for a refused token, and ``Broken`` for any other failure.
         """
         request = consumer_pb2.StatRequest(
             shard=shard_id, read_through=dict(read_through or {}), extension=extension
@@ -146,7 +146,7 @@ class ShardClient(ClusterAccess):
     async def list_shards(
         self, selector: LabelSelector = EVERYTHING, *, extension: bytes = b""
     ) -> ShardList:
-        """Return all shards that match, of those that the caller may list. Raise ``Invalid``, ``NotAllowed``,
+        """Return all matching shards that the caller may list. Raise ``Invalid``, ``NotAllowed``,
         ``Unavailable`` or ``Broken``."""
         request = consumer_pb2.ListRequest(selector=selector.to_pb(), extension=extension)
         validate_shard_list_request(request)
@@ -174,9 +174,9 @@ class ShardClient(ClusterAccess):
     async def shard_problems(
         self, endpoint: str, selector: LabelSelector = EVERYTHING
     ) -> dict[ShardId, str]:
-        """Return why shards of one member wait, by id, of those that match.
+        """Return, by id, why matching shards of one member wait.
 
-        If there are many, the answer names some of them. Raise ``NotAllowed``, ``Unavailable`` or ``Broken``.
+        Of many problems, the answer has only some. Raise ``NotAllowed``, ``Unavailable`` or ``Broken``.
         """
         request = consumer_pb2.ListRequest(selector=selector.to_pb())
         metadata = self._metadata(list_claims(selector))
@@ -191,9 +191,9 @@ class ShardClient(ClusterAccess):
     ) -> Header:
         """Change specifications: all of them, or none.
 
-        A ``batch_size`` above zero splits them into transactions of that many. If one fails, the
-        earlier ones stay. Raise ``Conflict`` if a shard is not at the expected revision. A
-        cancelled call may have been applied.
+        A ``batch_size`` above zero splits the changes into transactions of that many. If a transaction
+        fails, the earlier transactions stay. Raise ``Conflict`` if a shard is not at the expected revision.
+        After a cancellation the changes may have been applied.
         """
         size = batch_size or max(1, len(changes))
         header: Header | None = None
@@ -220,7 +220,7 @@ class ShardClient(ClusterAccess):
     async def get_hints(self, shard_id: ShardId, *, extension: bytes = b"") -> ShardHints:
         """Return the stored hints of a shard.
 
-        Raise ``NotFound`` without the shard, ``NotAllowed``, ``Unavailable`` or ``Broken``.
+        Raise ``NotFound`` if there is no such shard, ``NotAllowed``, ``Unavailable`` or ``Broken``.
         """
         request = consumer_pb2.GetHintsRequest(shard=shard_id, extension=extension)
         validate_get_hints_request(request)
@@ -244,10 +244,10 @@ class ShardClient(ClusterAccess):
     async def unassign(
         self, shard_ids: Sequence[ShardId], *, only_failed: bool = False, dry_run: bool = False
     ) -> tuple[ShardId, ...]:
-        """Take shards from their primaries (or only from FAILED ones), so that they are assigned again.
+        """Take shards, or only FAILED ones, from their primaries, so that they are assigned again.
 
-        Return the ids of those shards. With ``dry_run`` change nothing. Raise ``NotFound`` for an unknown
-        shard, or ``Conflict`` if assignments changed meanwhile. A cancelled call may have been applied.
+        Return the ids of the taken shards. With ``dry_run`` change nothing. Raise ``NotFound`` for an unknown
+        shard, and ``Conflict`` if assignments changed meanwhile. A cancelled call may have taken effect.
         """
         request = consumer_pb2.UnassignRequest(
             shards=shard_ids, only_failed=only_failed, dry_run=dry_run

@@ -22,8 +22,8 @@ _ASK_S: Final = 5.0
 async def ask_reason(client: BrokerAccess, journal: JournalName) -> str:
     """Return why a journal cannot be written or read now, as its brokers say; empty if they give no reason.
 
-    If the question fails, return its error. Use this for calls that wait within a broker, such as the first
-    read of a store that cannot be listed.
+    If the question fails, return its error as a text. Use this for calls that a broker keeps waiting, as it
+    does while it cannot list a store.
     """
     name = split_journal_meta(journal)[0]
     try:

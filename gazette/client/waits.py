@@ -17,7 +17,7 @@ LAG_S: Final = 2.0
 class Waits:
     """The calls that a client repeats, each with its journal and the last answer. Loop-bound.
 
-    A call that ends without ``end`` is forgotten with its object.
+    Without ``end``, a call is forgotten when its object is collected.
     """
 
     def __init__(self) -> None:
@@ -39,23 +39,23 @@ class Waits:
 
 
 class Grace:
-    """The time for which a call asks again, although brokers answer that there is no such journal."""
+    """The time for which a call is repeated although brokers answer that the journal does not exist."""
 
     __slots__ = ("_answers", "_clock", "_since", "_spent_s")
 
     def __init__(
         self, clock: Clock, answers: type[GazetteError] | tuple[type[GazetteError], ...] = NotFound
     ) -> None:
-        """Begin without an answer. ``answers`` are the errors of brokers that lag behind etcd."""
+        """Begin before the first answer. ``answers`` are the errors of brokers that lag behind etcd."""
         self._clock = clock
         self._answers = answers
         self._since: float | None = None
         self._spent_s = 0.0
-        """Seconds of the time that had passed at the last `pause`."""
+        """Seconds that had passed, since the first answer in a row, at the last `pause`."""
 
     def covers(self, error: Exception) -> bool:
-        """Return True if ``error`` is such an answer, and the first of them in a row came less than `LAG_S`
-        seconds ago. Call this with each error of the call."""
+        """Return True if ``error`` is one of ``answers``, and the first of them in a row came less than
+        `LAG_S` seconds ago. Call this with each error of the call."""
         if not isinstance(error, self._answers):
             self.end()
             return False
@@ -69,7 +69,7 @@ class Grace:
         self._since, self._spent_s = None, 0.0
 
     def pause(self) -> None:
-        """Let no time pass until the next answer: the call was cancelled, and may be made again."""
+        """Stop the time until the next answer: the call was cancelled, and may be made again."""
         if self._since is not None:
             self._spent_s = self._clock.monotonic() - self._since
             self._since = None
@@ -80,7 +80,7 @@ class RepeatedCall:
 
 
 def reason_of(error: Exception) -> str:
-    """Return an error as the reason of a wait: the broker's status first, and what to do about it."""
+    """Return the reason of a wait as a text: status of the broker, message of ``error``, and its hint."""
     if not isinstance(error, GazetteError):
         return str(error)
     status = status_of(error)

@@ -9,7 +9,7 @@ from gazette.errors import Invalid
 
 
 def ini_entries(text: str) -> Iterator[tuple[str, str]]:
-    """Yield each entry of an INI file, as go-flags reads it. Raise ``Invalid``, with the line, for others.
+    """Yield each entry of an INI file, as go-flags reads it. Raise ``Invalid`` for a line of another form.
 
     Blanks around lines, keys and values are ignored. ``;`` and ``#`` begin a comment only at the begin of a
     line. A value in double quotes may hold escapes. A key without a value is left out.
@@ -26,7 +26,7 @@ def ini_entries(text: str) -> Iterator[tuple[str, str]]:
             continue
         key, equals, value = (part.strip() for part in line.partition("="))
         if not equals:
-            # Leave the line itself out: it may hold a secret.
+            # Do not show the line: it may hold a secret.
             raise Invalid(f"line {number}: expected key = value, or [section]")
         if value:
             path = f"{section}.{key}" if section else key
@@ -34,7 +34,7 @@ def ini_entries(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _unquoted(value: str, number: int) -> str:
-    """Return the text of a value in double quotes, read as JSON. Raise ``Invalid`` for another form."""
+    """Return the text of a value in double quotes, read as JSON. Raise ``Invalid`` if it is not valid."""
     try:
         text = json.loads(value)
     except ValueError:
@@ -45,6 +45,6 @@ def _unquoted(value: str, number: int) -> str:
 
 
 def ini_value(text: str) -> str:
-    """Return text that ``ini_entries`` and go-flags read as ``text``."""
+    """Return the value to write into an INI file, which ``ini_entries`` and go-flags read as ``text``."""
     plain = text and text == text.strip() and text[0] != '"' and text.isprintable()
     return text if plain else json.dumps(text, ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""One setting of a program: its names, its kind, and its texts.
+"""One setting of a program: its names, its type, and reading it from a text.
 
 Programs import these names from `gazette.config.schema`, which finds the value of each setting.
 """
@@ -49,10 +49,10 @@ def setting(
 ) -> Any:
     """Describe a field of a group.
 
-    Its type is str, int, float, bool, ``bool | None``, ``Path | None`` or ``tuple[str, ...]``. ``name``,
-    ``env`` and ``ini`` replace the names that are derived from the field's name. A ``secret`` is never
-    printed. ``short`` is a letter for ``-x``. With ``flag_only``, the environment does not set the field, and
-    a file sets it only in the section of its own command.
+    The field's type is str, int, float, bool, ``bool | None``, ``Path | None`` or ``tuple[str, ...]``.
+    ``name``, ``env`` and ``ini`` replace the names that are derived from the field's name. A ``secret`` is
+    never printed. ``short`` is a letter for ``-x``. With ``flag_only``, the environment does not set the
+    field, and a file sets it only in the section of the field's command.
     """
     meta = _Meta(
         help_text,
@@ -152,7 +152,7 @@ def _parse_duration(text: str) -> float:
 
 
 def expanded(text: str) -> Path:
-    """Return a path, with the home directory that it begins with. Raise ``Invalid`` for an unknown one."""
+    """Return a path with its ``~`` or ``~user`` expanded. Raise ``Invalid`` for an unknown directory."""
     try:
         return Path(text).expanduser()
     except RuntimeError as error:
@@ -162,8 +162,8 @@ def expanded(text: str) -> Path:
 
 
 def require_writable(path: Path, option: str) -> None:
-    """Raise ``Invalid``, which names the option, unless a file could be made at ``path``. Make none."""
-    import tempfile  # A command without such an option does not need it.
+    """Raise ``Invalid``, which names the option, unless a file could be made at ``path``. Do not make it."""
+    import tempfile  # Commands without such an option do not need this module.
 
     with writing(path, option):
         if path.is_dir():
@@ -174,7 +174,7 @@ def require_writable(path: Path, option: str) -> None:
 
 @contextmanager
 def writing(path: Path, option: str) -> Iterator[None]:
-    """Raise ``Invalid``, which names the option, for an ``OSError`` of the block, which changes ``path``."""
+    """Turn an ``OSError`` of the block, which writes to ``path``, into ``Invalid`` that names the option."""
     try:
         yield
     except OSError as error:
@@ -226,7 +226,7 @@ def options_of(group: str, cls: type) -> Iterator[Option]:
         if meta is None:
             raise Bug("a field of a settings group was not made by setting()", field=field.name)
         name = meta.name or field.name.replace("_", "-")
-        # Without a group, no name is derived: another program may use a bare PORT or ZONE.
+        # Without a group, derive no name: another program may use a short name such as PORT or ZONE.
         qualified = f"{group}.{name}" if group else ""
         yield Option(
             group=group,
@@ -248,6 +248,6 @@ _UPPER_WORDS: Final = frozenset({"ca", "grpc", "http", "id", "rf", "ttl", "url"}
 
 
 def _camel(name: str) -> str:
-    """Return a name as the original writes it in INI files: ``server-ca-file`` is ``ServerCAFile``."""
+    """Return a name in the original's spelling for INI files: ``ServerCAFile`` for ``server-ca-file``."""
     words = name.replace(".", "-").split("-")
     return "".join(word.upper() if word in _UPPER_WORDS else word.capitalize() for word in words)

@@ -1,4 +1,4 @@
-"""Settings of a program, from flags, the environment, a file and defaults, in this order.
+"""Settings of a program, from flags, the environment, a file and defaults. The first that is given counts.
 
 A group is a frozen dataclass whose fields are made by ``setting`` or ``duration``:
 
@@ -12,11 +12,11 @@ A group is a frozen dataclass whose fields are made by ``setting`` or ``duration
 
 Its flags are ``--etcd.address`` and ``--etcd.lease``. Its environment names are ``ETCD_ADDRESS``
 and ``ETCD_LEASE_TTL``. A file says ``[Etcd] Address = …`` (INI) or ``etcd: {address: …}`` (YAML).
-An unknown name is an error that suggests the nearest one. In an INI file it is a warning, because
-the original shares these files among programs and skips unknown keys.
+For an unknown name, an error suggests the nearest name. In an INI file, an unknown name is only a warning,
+because programs of the original share these files and skip unknown keys.
 
-A setting may have a one-letter ``short`` flag. It may be ``flag_only``: the environment does not
-set it. A program of several commands has a schema for each, and one file for all of them.
+A setting may have a one-letter ``short`` flag. It may be ``flag_only``: the environment does not set it.
+A program with several commands has a schema for each command, and one file for all commands.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _SECTIONS: Final = {"": "options", "log": "Logging"}
-"""Sections of INI files that are not named after their group."""
+"""Sections of INI files, by their group, if they do not have the group's name."""
 _ALIASES: Final = {"options": "", "logging": "log"}
 
 _PLACES: Final = frozenset(
@@ -59,7 +59,7 @@ _PLACES: Final = frozenset(
         *("oidc_issuer", "oidc_audience", "oidc_claim", "oidc_roles", "oidc_jwks_url"),
     }
 )
-"""Fields that decide which servers are called, and by what both sides trust each other."""
+"""Fields that decide which servers are called, and which certificates both sides trust."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +71,9 @@ class Loaded:
     """Option key → "flag", "env NAME", "file PATH" or "default"."""
     file: Path | None
     arguments: tuple[str, ...] = ()
-    """Words that are not flags. A program without an ``arguments`` text in its schema takes none."""
+    """Words that are not flags. Empty if the schema has no ``arguments`` text."""
     warnings: tuple[str, ...] = ()
-    """One sentence for each key of the file that no program knows."""
+    """A sentence for each key of the file that no program knows."""
     argv: tuple[str, ...] = ()
 
     def group(self, cls: type[T]) -> T:
@@ -104,11 +104,11 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 class Schema:
     """The groups of one program. ``file_stem`` names its configuration file; None for no file.
 
-    ``arguments`` describes words without dashes, as in ``[FILE...]``; by default none are permitted.
+    ``arguments`` describes words without dashes, as in ``[FILE...]``; by default no such words are permitted.
     ``description`` and ``examples`` are for ``--help``. ``also_in_file`` are sections of the same file for
     other programs. ``defaults`` replaces the defaults of some option keys.
 
-    ``scopes`` are sections of the file, the general one first. For this program, their keys and sub-sections
+    ``scopes`` are sections of the file for this program, the most general first. Their keys and sub-sections
     (``[scope.Group]``) take precedence over sections for all programs. Only the last scope may set options
     that are ``flag_only``.
     """
@@ -147,8 +147,8 @@ class Schema:
         """Find the value of every option. Raise ``SystemExit`` for ``--help``.
 
         Raise ``Invalid`` (exit code 2) for an unknown flag or key, for a wrong value, and for a file that is
-        missing, malformed or not to be trusted. ``directory`` replaces the working directory, which is the
-        first place to search the file.
+        missing, malformed or not to be trusted. The file is first searched in ``directory``, by default the
+        working directory.
         """
         flags, arguments = self._parse_flags(argv)
         named_file = flags.pop("config", None)
@@ -172,7 +172,7 @@ class Schema:
         from_file: Mapping[str, str],
         path: Path | None,
     ) -> tuple[str, Any]:
-        """Return where the value of an option is from, and the value. Raise ``Invalid`` for a wrong value."""
+        """Return the source of an option's value, and the value. Raise ``Invalid`` for a wrong value."""
         if (texts := given.get(option.key)) is not None:
             text = ",".join(texts) if option.kind == "list" else texts[-1]
             return "flag", option.parse(text, option.flag)
@@ -185,9 +185,9 @@ class Schema:
         return "default", option.default
 
     def _check_trust(self, path: Path, sources: Mapping[str, str]) -> None:
-        """Raise ``Invalid`` if a file that the user did not name decides where a secret is sent.
+        """Raise ``Invalid`` if a file that the user did not name decides to which server a secret is sent.
 
-        Another user may own the working directory, but the secret is this user's.
+        Another user may own the working directory, and so the file.
         """
         file = f"file {path}"
         secrets = [
@@ -218,7 +218,7 @@ class Schema:
             files = f"./{self.file_stem}.ini or .yaml, then the same in ~/.config/gazette"
             parser.add_argument("--config", metavar="FILE", help=f"INI or YAML file [{files}]")
         sections: dict[str, Any] = {"": parser}
-        # Put a command's own flags first: users look for those.
+        # Put the flags of the command itself first, since users look for them.
         for option in sorted(self.options, key=lambda option: not option.flag_only):
             section = sections.get(option.group)
             if section is None:
@@ -238,8 +238,8 @@ class Schema:
         return parser
 
     def _parse_flags(self, argv: Sequence[str]) -> tuple[dict[str, Any], tuple[str, ...]]:
-        """Return the given text of each option, and the words that are not flags. Raise ``Invalid`` for an
-        unknown flag, a flag without its value, or an argument too many."""
+        """Return the given texts of options, and the words that are not flags. Raise ``Invalid`` for an
+        unknown flag, a flag without its value, and a superfluous argument."""
         words = self._spelled_out(argv)
         end = words.index("--") if "--" in words else len(words)
         namespace, unparsed = self.parser().parse_known_args(words[:end])
@@ -258,9 +258,9 @@ class Schema:
         return dict(vars(namespace)), arguments
 
     def _spelled_out(self, argv: Sequence[str]) -> list[str]:
-        """Return the words with each switch as ``--switch=true``, also those of ``-av``; ``-x=text`` becomes
-        two words. A boolean after a switch is its value, as in ``--switch false``, unless the program takes
-        arguments. Leave words from ``--`` on as they are."""
+        """Return the words with each switch written as ``--switch=true``, also each letter of ``-av``. Write
+        ``-x=text`` as two words. Unless the program takes arguments, a boolean after a switch is its value,
+        as in ``--switch false``. Do not change words from ``--`` on."""
         switches = {option.flag: option.flag for option in self.options if option.kind == "bool"}
         switches |= {
             f"-{opt.short}": opt.flag for opt in self.options if opt.kind == "bool" and opt.short
@@ -284,7 +284,7 @@ class Schema:
         return words
 
     def _unknown(self, message: str, path: str, word: str, names: Sequence[str]) -> Invalid:
-        """Return the error for an unknown flag or key. It suggests the name that is nearest to ``word``."""
+        """Return the error for an unknown flag or key, which suggests the name nearest to ``word``."""
         folded = {_folded(name): name for name in names}
         near = near_name(_folded(word), folded)
         hint = f"See `{self.program} --help`."
@@ -296,8 +296,8 @@ class Schema:
     def _find_file(
         self, given: str | None, environ: Mapping[str, str], directory: Path | None
     ) -> Path | None:
-        """Return the ``given`` file, or the first one in ``directory`` and the home directory; None without
-        any. Raise ``Invalid`` if the given file does not exist."""
+        """Return the ``given`` file, or else the first file in ``directory`` or the home directory, or else
+        None. Raise ``Invalid`` if the given file does not exist."""
         if given is not None:
             try:
                 path = expanded(given)
@@ -323,8 +323,8 @@ class Schema:
     def _read_file(self, path: Path) -> tuple[dict[str, str], list[str]]:
         """Return option key → text of all entries of a file, and a warning for each unknown key.
 
-        Raise ``Invalid`` if the file cannot be read. Raise it, too, for an unknown key in YAML: the original
-        has no files in YAML, so no other program shares them.
+        Raise ``Invalid`` if the file cannot be read. Raise ``Invalid`` also for an unknown key in YAML: the
+        original has no files in YAML, so no other program shares them.
         """
         is_ini = path.suffix == ".ini"
         try:
@@ -332,7 +332,7 @@ class Schema:
             if is_ini:
                 entries = list(ini_entries(text))
             else:
-                from gazette.config.yaml_file import yaml_entries  # Takes 4 % of a broker's start.
+                from gazette.config.yaml_file import yaml_entries  # 4 % of a broker's start.
 
                 entries = list(yaml_entries(text))
         except UnicodeDecodeError as error:
@@ -354,17 +354,17 @@ class Schema:
                 warnings.append(f"{unknown}; it is ignored")
             elif (option := file_key[1]) is not None:
                 rank, earlier = texts.get(option.key, (-1, ""))
-                if option.kind == "list" and rank == file_key[0]:  # Entries of one list add up.
+                if option.kind == "list" and rank == file_key[0]:  # Entries of a list add up.
                     value = f"{earlier},{value}"
                 if rank <= file_key[0]:
                     texts[option.key] = file_key[0], value
         return {key: value for key, (_, value) in texts.items()}, warnings
 
     def _file_keys(self) -> dict[str, tuple[int, Option | None, str]]:
-        """Return rank, option and usual name of each key that a file may have, by the folded key.
+        """Return, by folded key, the rank, option and usual name of each key that a file may have.
 
-        If several keys set an option, the greatest rank counts. An option of another program is None.
-        """
+        If several keys set an option, the key with the greatest rank counts. For a key of another program,
+        the option is None."""
         file_keys: dict[str, tuple[int, Option | None, str]] = {}
         for section, cls in self._others.items():
             for option in options_of(section.rpartition(".")[2], cls):
@@ -381,8 +381,8 @@ class Schema:
     def render_ini(self, loaded: Loaded, groups: Sequence[str] | None = None) -> str:
         """Return the effective configuration as an INI file, without secrets.
 
-        Sections and keys are those of the original. Defaults are comments, as in files of the original.
-        ``groups`` are the groups to render (None: all).
+        Sections and keys have the original's names. Defaults are comments, as in files of the original.
+        ``groups`` are the groups to render; None means all groups.
         """
         lines: list[str] = []
         scope = self.scopes[0] if self.scopes else ""
@@ -397,7 +397,7 @@ class Schema:
                 facts = ", ".join(filter(None, (option.env, loaded.sources[option.key])))
                 lines.append(f"; {option.help} [{facts}]")
                 if not _may_be_shown(option, value):
-                    # A text with its secret cut out would be read back as another value.
+                    # Do not cut only the secret out of the text: the rest would read back as another value.
                     lines.append(f"; {option.name} is {'set' if value else 'not set'}; not shown")
                 else:
                     mark = "; " if loaded.sources[option.key] == "default" else ""
@@ -429,7 +429,7 @@ def _is_group_of_letters(word: str) -> bool:
 
 
 def _spellings(section: str, option: Option) -> set[str]:
-    """Return the folded keys of an option in a section: our names, and those of the original."""
+    """Return the folded keys of an option in a section: our names, and the original's names."""
     keys = (option.name, option.field, option.ini, option.flag[2:])
     return {_folded(_joined(section, key)) for key in keys}
 
@@ -439,13 +439,13 @@ def _joined(*parts: str) -> str:
 
 
 def _folded(key: str) -> str:
-    """Return a key in its form for comparisons: without case and separators, with our names of groups."""
+    """Return a key in a form for comparisons: in lower case, without separators, with our names of groups."""
     *sections, name = (re.sub("[-_]", "", part) for part in key.lower().split("."))
     return _joined(*(_ALIASES.get(section, section) for section in sections), name)
 
 
 def exit_with(error: Invalid, stderr: Any) -> int:
-    """Print the fault of the configuration. Return exit code 2."""
+    """Print the error of the configuration, with its hint. Return exit code 2."""
     print(f"{error}", file=stderr)
     if error.hint and error.hint != Invalid.default_hint:
         print(error.hint, file=stderr)

@@ -10,7 +10,7 @@ from gazette.protocol.text import strict_yaml
 
 
 def yaml_entries(text: str) -> Iterator[tuple[str, str]]:
-    """Yield each entry of a YAML file; values are text as written. Raise ``Invalid`` for other text."""
+    """Yield each entry of a YAML file, with its value as written. Raise ``Invalid`` for malformed text."""
     root = strict_yaml.compose(text)
     if root is not None and not strict_yaml.is_null(root):
         yield from _flattened("", root)

@@ -1,14 +1,14 @@
 """The name of an application, by which it recognizes its own etcd prefix and its own state.
 
-Two applications on one prefix would get each other's shards, and write into each other's state. To prevent
-that, there are two records:
+Two applications on one prefix would get each other's shards, and write into each other's state. Two records
+prevent that:
 
 - The key ``{root}/application`` names the application of a prefix. The first member writes the key, and
   members of another application do not start. The key has no lease: it outlives the members.
 - The specification of a member, and the checkpoint of a state, hold the name. A shard fails if its
   state belongs to another application.
 
-A prefix or state without a name is adopted: it predates names, or the original wrote it.
+An application adopts a prefix or state without a name: an older version or the original wrote it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NAME_BYTES_MAX: Final = 512
 
 
 class Owner(msgspec.Struct, frozen=True):
-    """The application that an etcd prefix belongs to, and its former names."""
+    """The application to which an etcd prefix belongs, and its former names."""
 
     name: str
     former: tuple[str, ...] = ()
@@ -39,7 +39,7 @@ class Owner(msgspec.Struct, frozen=True):
 def name_of(application: Any) -> str:
     """Return the name of an application: its ``application_name``, or its class with the module.
 
-    For a script, the module is named after its file. Raise ``Invalid`` for a name of another form.
+    The module of a script has the name of its file. Raise ``Invalid`` if `checked_name` refuses the name.
     """
     cls = type(application)
     name = application.application_name or f"{_module_of(cls)}.{cls.__qualname__}"

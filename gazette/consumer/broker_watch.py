@@ -1,4 +1,4 @@
-"""Repeated checks that brokers answer. Failures are logged. A member is not ready before the first answer.
+"""Check repeatedly that brokers answer, and log failures. A member is not ready before the first answer.
 
 Calls to brokers wait for a connection, since brokers come and go. With a wrong address the calls would
 wait in silence. So a member repeats one cheap call for as long as it runs.
@@ -27,19 +27,19 @@ _ATTEMPT_S: Final = 10.0
 _PAUSE_S: Final = 1.0
 _PAUSE_ANSWERED_S: Final = 30.0
 _PROBE: Final = LabelSelector.parse(f"{META_NAME} = gazette/probe")
-"""The journal of this name need not exist: an empty list is an answer too."""
+"""Selector of a journal that need not exist: an empty list is an answer, too."""
 _HINT: Final = "Check --broker.address, and that a broker listens there."
 
 
 class RetryLog:
-    """A log of retries: one line for each cause and minute. Callers pass the time in."""
+    """A log of retries: one line for each cause and minute. The caller gives the time."""
 
     def __init__(self) -> None:
         self._logged: dict[str, tuple[float, int]] = {}
         """By cause, the time of its last line, and the number of failures since then."""
 
     def due(self, cause: str, now: float) -> int | None:
-        """Count a failure. Return the failures since the last line, or None if no line is due."""
+        """Count a failure. If a log line is due, return the number of failures since the last; else None."""
         logged_at, count = self._logged.get(cause, (-REPEAT_S, 0))
         if now - logged_at < REPEAT_S:
             self._logged[cause] = (logged_at, count + 1)
@@ -55,7 +55,7 @@ class BrokerWatch:
 
     def __init__(self, client: Client, clock: Clock) -> None:
         self.not_answered = "brokers were not asked yet"
-        """The reason why brokers have never answered; empty after the first answer."""
+        """The reason why no broker has answered yet; empty after the first answer."""
         self._client = client
         self._clock = clock
         self._retries = RetryLog()

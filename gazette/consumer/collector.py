@@ -1,4 +1,4 @@
-"""Metrics of this member's shards, computed when they are collected."""
+"""Metrics of this member's shards, computed at each collection."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from gazette.consumer.resolver import Resolver
 
 
 class ShardCollector(Collector):
-    """``gazette_shard_up`` for each shard of this member by its status, recovery horizons, and bytes that
-    wait for brokers."""
+    """For each shard of this member: ``gazette_shard_up`` by status, recovery horizons, and bytes that wait
+    for brokers."""
 
     def __init__(self, resolver: Resolver, appends: AppendService, budget: MemoryBudget) -> None:
         self._resolver = resolver
@@ -24,7 +24,7 @@ class ShardCollector(Collector):
         return []
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        # This thread is the collector's. Read each value once: other threads replace values, each as a whole.
+        # The collector's thread runs this, while other threads replace whole values: read each value once.
         shards = list(self._resolver.local_shards.items())
         up = GaugeMetricFamily(
             "gazette_shard_up", "Shards of this member.", labels=["shard", "status"]

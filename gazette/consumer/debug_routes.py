@@ -1,4 +1,4 @@
-"""``GET /debug/shards``: the state of this member's shards, and what each shard does."""
+"""``GET /debug/shards``: the state and the present activity of this member's shards."""
 
 from __future__ import annotations
 

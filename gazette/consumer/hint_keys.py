@@ -1,8 +1,8 @@
 """Keys in etcd at which hints of shards may be written: `HintKeys`. Pure.
 
-The specification of a shard names the prefix of its hints. A member writes these hints with its own rights in
-etcd. So the member writes only below prefixes that the operator has named. Otherwise a caller that may apply
-a shard could write to other keys.
+The specification of a shard names the prefix of its hints. A member writes the hints with its own rights in
+etcd. So it writes only below prefixes that the operator has named. Otherwise a caller with the right to apply
+shards could write to other keys.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gazette.errors import Invalid
 from gazette.protocol.shard import ShardSpec
 
 CONVENTIONAL: Final = "/gazette/hints"
-"""Prefix of hints in the specifications of the original, and in all our examples."""
+"""Prefix of hints in specifications of the original, and in all our examples."""
 _OWN: Final = "hints"
 _FLAG: Final = "consumer.hint-prefix"
 
@@ -29,7 +29,7 @@ class HintKeys:
 
     @classmethod
     def of(cls, prefixes: Sequence[str], root: str) -> Self:
-        """Return ``prefixes``. If empty, return `CONVENTIONAL` and ``hints`` below the members' ``root``.
+        """Allow ``prefixes``. If empty, allow `CONVENTIONAL`, and ``hints`` below the members' ``root``.
 
         Raise ``Invalid`` for a prefix that is not an absolute path, or that holds keys of the members.
         """

@@ -28,7 +28,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Jump:
-    """The next bytes of a source are at ``offset``: those before it were deleted."""
+    """The next bytes of a source are at ``offset``: the bytes before it were deleted."""
 
     journal: str
     offset: int
@@ -44,14 +44,14 @@ class SourceFailed:
 
 @dataclass(frozen=True, slots=True)
 class Messages:
-    """Messages that the application brings itself, in order per journal and producer."""
+    """Messages of a `MessageProducer`, in order per journal and producer."""
 
     batch: Sequence[Envelope[Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class InputEnded:
-    """The application brings no more messages, for now."""
+    """A `MessageProducer` brings no more messages, for now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ Event = Chunk | Jump | SourceFailed | Messages | InputEnded | Call
 class Inbox:
     """Events of one shard.
 
-    ``bytes_max`` bounds the chunks of `put_chunk` that wait. A larger chunk enters only when no chunk waits.
+    ``bytes_max`` bounds the waiting chunks of `put_chunk`. A larger chunk enters only when no chunk waits.
     The shard's thread waits on the condition ``changed``.
     """
 
@@ -84,7 +84,7 @@ class Inbox:
         self._bytes = 0
         """Bytes of the chunks that wait."""
         self.inputs = 0
-        """Number of events that wait, without calls."""
+        """Number of waiting events, except calls."""
         self._messages = 0
         """Number of messages of `put_messages` that wait."""
         self._changed = threading.Condition() if changed is None else changed
@@ -95,14 +95,14 @@ class Inbox:
         self._woken = False
         """True if `get` must return even without an event: see `wake`."""
         self.stopped = False
-        """Set once, never cleared. Any thread may read it."""
+        """True after `stop`, for good. Any thread may read it."""
         self._room = asyncio.Event()
         self._room.set()
 
     # Called on the event loop:
 
     async def put_chunk(self, chunk: Chunk) -> None:
-        """Wait for room, then add a chunk. Raise ``Closed`` once stopped. Cancellation: nothing is added."""
+        """Wait for room, then add a chunk. Raise ``Closed`` once stopped. A cancelled call adds nothing."""
         while True:
             with self._changed:
                 if self.stopped:
@@ -113,14 +113,14 @@ class Inbox:
                     self.inputs += 1
                     self._changed.notify_all()
                     return
-                # Under the lock: each later ``get`` that makes room sees the cleared event, and sets it.
+                # Clear the event under the lock, so that a later ``get`` that makes room sets it again.
                 self._room.clear()
             await self._room.wait()
 
     # Called from any thread:
 
     def put(self, event: Event) -> None:
-        """Add an event without waiting for room. After a stop, fail a call and drop other events."""
+        """Add an event without waiting for room. After a stop, fail a `Call` and drop any other event."""
         with self._changed:
             if not self.stopped:
                 self._events.append(event)
@@ -134,8 +134,8 @@ class Inbox:
             event.future.set_exception(Closed("the shard has stopped"))
 
     def put_messages(self, batch: Sequence[Envelope[Any]], messages_max: int) -> None:
-        """Wait until fewer than ``messages_max`` messages are queued, then add ``batch``. Not on the loop.
-        Raise ``Closed`` once stopped."""
+        """Wait until fewer than ``messages_max`` messages wait, then add ``batch``. Do not call this on the
+        loop. Raise ``Closed`` once stopped."""
         with self._changed:
             while self._messages >= messages_max and not self.stopped:
                 self._changed.wait()
@@ -167,12 +167,12 @@ class Inbox:
     # Called on the shard's thread:
 
     def require_running(self) -> None:
-        """Raise ``Closed`` once stopped. Long work without ``get`` calls it."""
+        """Raise ``Closed`` once stopped. Call this during long work without ``get``."""
         if self.stopped:
             raise Closed("the shard has stopped")
 
     def get_call(self, timeout_s: float | None) -> Call | None:
-        """Return the next call, or None as ``get`` does. Leave all other events for the next transaction.
+        """Return the next call, or None as ``get`` does. Leave all other events for a later ``get``.
 
         Raise ``Closed`` once the shard has stopped.
         """
@@ -204,8 +204,8 @@ class Inbox:
             return self._pop_first() if self._events else None
 
     def take_continuation(self, chunk: Chunk) -> Chunk | None:
-        """Take the next event if it is a chunk of the same journal: it continues ``chunk``. Return None for
-        any other event. Do not wait."""
+        """Take the next event if it is a chunk of the same journal, which continues ``chunk``. Otherwise
+        return None. Do not wait."""
         with self._changed:
             event = self._events[0] if self._events else None
             if not isinstance(event, Chunk) or event.journal != chunk.journal:
@@ -214,7 +214,7 @@ class Inbox:
             return event
 
     def _pop_first(self) -> Event:
-        """Remove and return the first event. Wake those that wait for room: for chunks, once half is free."""
+        """Remove and return the first event. Wake callers that wait for room (of chunks: half of it)."""
         event = self._events.popleft()
         if not isinstance(event, Call):  # `inputs` counts all events but calls.
             self.inputs -= 1
@@ -245,7 +245,7 @@ class Feed:
         return self._ended or self._inbox.stopped
 
     def put(self, batch: Sequence[Envelope[Any]]) -> None:
-        """Put messages, in order per journal and producer. Block while many wait.
+        """Put messages, in order per journal and producer. Block while ``messages_max`` messages wait.
 
         Raise ``Closed`` when the shard has stopped, or the feed was closed. Raise ``Bug`` on the event loop.
         """
@@ -261,15 +261,15 @@ class Feed:
     def close(self) -> None:
         """End the input. May be repeated.
 
-        The messages put so far are consumed and committed. Then the checkpoint is restored from the
-        store, and ``start_reading`` is called again with a new feed.
+        The shard consumes and commits the messages put so far. Then it restores the checkpoint from the
+        store, and calls ``start_reading`` again with a new feed.
         """
         if not self.closed:
             self._ended = True
             self._inbox.put(InputEnded())
 
     def fail(self, error: Exception) -> None:
-        """Make the shard fail because its messages cannot be read."""
+        """Make the shard fail with ``error``, because its messages cannot be read."""
         if not self.closed:
             self._ended = True
             self._inbox.put(SourceFailed("of the application", error))

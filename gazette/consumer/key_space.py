@@ -32,8 +32,8 @@ class ShardItem:
         return 1 + min(self.spec.hot_standbys, self.max_hot_standbys)
 
     def least_replication(self) -> int:
-        """Return 1, or 0 for a disabled shard: the primary suffices, since its recovery log or remote store
-        is durable."""
+        """Return 1, or 0 for a disabled shard. A primary without standbys suffices, since the recovery log or
+        the remote store is durable."""
         return min(1, self.desired_replication())
 
 
@@ -68,8 +68,8 @@ def consumer_decoder(
 
 
 def decode_shard(shard_id: str, value: bytes) -> ShardSpec:
-    """Return the specification that is stored under the id ``shard_id``. Log a fault, and correct it as far
-    as possible.
+    """Return the stored specification of the shard ``shard_id``. Log a fault, and correct it as far as
+    possible.
 
     Raise ``Invalid`` for damaged bytes, for an invalid id, and for the specification of another shard.
     """
@@ -92,10 +92,10 @@ def _decode_member(zone: str, suffix: str, value: bytes) -> ConsumerMember:
 def _decode_assignment(
     shard_id: str, zone: str, suffix: str, slot: int, value: bytes
 ) -> ReplicaStatus:
-    """Return the status that the assigned member advertised. A new assignment has an empty value: idle.
+    """Return the status that the assigned member advertised. A new assignment has an empty value, for idle.
 
-    A damaged value gives a status too: without a status, the allocator would not see the assignment, and make
-    another one.
+    Return a status also for a damaged value. Without a status, the allocator would not see the assignment,
+    and would make another assignment.
     """
     subject = f"the status of shard {shard_id} at {zone}#{suffix}#{slot}"
     try:
@@ -106,9 +106,9 @@ def _decode_assignment(
 
 
 def progress(assignment: DecodedKV) -> tuple[int, ...]:
-    """Return a key that is greater for a replica further in play-back, and least for a failed one.
+    """Return a key that is greater for a replica further in play-back, and least for a failed replica.
 
-    The allocator uses this key where no replica can take over at once.
+    The allocator uses this key if no replica can take over at once.
     """
     code: ReplicaCode = assignment.decoded.value.code
     return (-1,) if code is ReplicaCode.FAILED else (code.value,)
@@ -117,8 +117,8 @@ def progress(assignment: DecodedKV) -> tuple[int, ...]:
 def is_consistent(item: DecodedKV, assignment: DecodedKV, assignments: Sequence[DecodedKV]) -> bool:
     """Return True if a replica can take over at once, or has failed like its primary.
 
-    A failed replica counts only if the primary has failed as well. Otherwise the allocator would remove it
-    while no other replica is ready.
+    A failed replica counts only if the primary has failed as well. Otherwise the allocator would remove the
+    primary while no other replica is ready.
     """
     del item
     code: ReplicaCode = assignment.decoded.value.code

@@ -1,4 +1,4 @@
-"""One member of a consumer cluster: its parts, and what it does in each phase of a `ClusterMember`."""
+"""One member of a consumer cluster: its parts, and its work in each phase of a `ClusterMember`."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ log = logging.getLogger(__name__)
 
 _INITIALIZING: Final = "initializing the application"
 _ANSWER_SHARE: Final = 0.8
-"""Part of the time for a graceful stop in which running queries may still be answered."""
+"""Share of the time for a graceful stop in which members still answer running queries."""
 _WORDS: Final = ItemNames("shard", "member")
 _METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
@@ -83,8 +83,8 @@ class ConsumerMember(ClusterMember[ConsumerSettings]):
     ) -> None:
         """Create a member that is not started.
 
-        Simulations replace ``workers`` and ``producer_rng``, which defaults to the operating system's
-        generator: so no two members draw the same producer.
+        Simulations replace ``workers`` and ``producer_rng``. By default, ``producer_rng`` is the generator of
+        the operating system, so that no two members draw the same producer.
         """
         require_callbacks(application)
         self.application = application
@@ -144,7 +144,7 @@ class ConsumerMember(ClusterMember[ConsumerSettings]):
 
     @property
     def _running(self) -> _Parts:
-        """The parts of this member. Raise ``Unavailable`` while the member does not know its cluster."""
+        """The parts of this member. Raises ``Unavailable`` while the member does not know its cluster."""
         if self._parts is None or not self.service.has_begun:
             raise Unavailable("the consumer is starting")
         return self._parts
@@ -157,7 +157,7 @@ class ConsumerMember(ClusterMember[ConsumerSettings]):
         return reason
 
     def diagnostics(self) -> list[HttpRoute]:
-        """Return the routes that show what this member does."""
+        """Return the routes that show the state and activity of this member."""
         return [*super().diagnostics(), *debug_routes(lambda: self.resolver.local_shards)]
 
     async def start(self) -> None:
@@ -173,7 +173,7 @@ class ConsumerMember(ClusterMember[ConsumerSettings]):
     def fail(self, error: BaseException) -> None:
         """Record that the member has failed, and end queries: see `ClusterMember.fail`."""
         super().fail(error)
-        # Another member may serve the shards of this one by now.
+        # Another member may already serve the shards of this member.
         self.service.running_queries.end(f"it failed: {error}")
 
     async def _prepare(self) -> None:
@@ -185,7 +185,7 @@ class ConsumerMember(ClusterMember[ConsumerSettings]):
         self.daemons.spawn(self._sweep(), name="sweep")
         await initialized(self.application, self.service)
         self.service.add_routes(self.application)
-        # Replace the routes, which only say that the member starts, by those of the application.
+        # Until here, the routes only say that the member starts. Put the application's routes in their place.
         app.router.routes[:] = self._all_routes()
 
     async def _sweep(self) -> None:
@@ -272,7 +272,7 @@ class ConsumerMember(ClusterMember[ConsumerSettings]):
         )
 
     def _check_owner(self, key_space: KeySpace) -> None:
-        """Make the member fail if its prefix was given to another application meanwhile."""
+        """Make the member fail if another application has meanwhile claimed its prefix."""
         kv = key_space.get(owner_key(self.settings.root))
         owner = None if kv is None else kv.decoded
         if isinstance(owner, Owner) and owner.name != self.application_name:
@@ -301,17 +301,17 @@ class ConsumerMember(ClusterMember[ConsumerSettings]):
         return {"finishing": self._finish}
 
     async def _finish(self) -> None:
-        """Stop local shards, refuse new calls, and let accepted ones end."""
+        """Stop local shards, refuse new calls, and let accepted calls end."""
         if self._parts is not None:
             self._parts.resolver.stop_serving()
-        # End queries before the servers cut them off: a cut connection gives the caller no reason.
+        # End queries before the server cuts their connections: a cut gives the caller no reason.
         self.service.running_queries.end("it stops", _ANSWER_SHARE * self._grace_s)
         await self.server.stop(self._grace_s)
         if self._parts is not None:
             await self._parts.resolver.wait_stopped(2 * self.settings.graceful_stop_s)
 
     async def _abandon(self) -> None:
-        """End shards and their stores: like a killed process, this member then holds no locks of a database.
+        """End shards and their stores. After this, the member holds no locks of a database, as if killed.
 
         Raise ``Unavailable`` with the names of shards whose callbacks do not return.
         """

@@ -72,7 +72,7 @@ PHASES: Final = (
     ("50-committing", "async", "committing"),
     ("60-acknowledging", "async", "acknowledging"),
 )
-"""Label ``phase``, label ``type``, and field of `transaction.Phases`, of each phase."""
+"""For each phase: label ``phase``, label ``type``, and field of `transaction.Phases`."""
 
 SEQUENCER_QUEUED: Final = PlainCounter(
     "gazette_sequencer_queued",
@@ -83,7 +83,7 @@ SEQUENCER_REPLAY: Final = PlainCounter(
     "gazette_sequencer_replay", "Messages that were read again for delivery.", ("journal",)
 )
 
-# Names that the original has deprecated, and that dashboards still use. They are sums over all shards.
+# Sums over all shards, under names that the original has deprecated and that dashboards still use.
 TX_COUNT: Final = Counter("gazette_consumer_tx_count_total", "Finished transactions.")
 TX_MESSAGES: Final = Counter(
     "gazette_consumer_tx_messages_total", "Messages of finished transactions."

@@ -36,8 +36,8 @@ async def claim_prefix(etcd: Etcd, root: str, name: str, adopt_from: str) -> Own
 
     Return the owner. Claim a prefix that has no owner, or that belongs to ``adopt_from``. Raise
     ``Invalid`` if the prefix belongs to another application, or if members of another application
-    run there. Raise ``Unavailable`` if etcd does not answer, and ``Conflict`` if the owner changes again
-    `_ATTEMPTS_MAX` times. A cancelled call may have claimed the prefix.
+    run there. Raise ``Unavailable`` if etcd does not answer, and ``Conflict`` if the owner changes during
+    each of `_ATTEMPTS_MAX` attempts. A cancelled call may have claimed the prefix.
     """
     key = owner_key(root)
     for _ in range(_ATTEMPTS_MAX):
@@ -76,7 +76,7 @@ def _adopted(present: Owner | None, name: str, adopt_from: str) -> Owner:
 
 
 async def _running_others(etcd: Etcd, root: str, name: str) -> list[str]:
-    """Return the names of other applications that have members on the prefix."""
+    """Return the names of other applications whose members run on the prefix."""
     names = set[str]()
     for kv in (await etcd.range(root + MEMBERS)).kvs:
         try:

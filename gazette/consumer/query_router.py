@@ -46,8 +46,7 @@ T = TypeVar("T")
 _PAUSE_S: Final = 0.05
 _PAUSE_MAX_S: Final = 0.5
 _STANDBY_GRACE_S: Final = 1.0
-"""Seconds that a standby may take to make a new edition. After that, the primary is asked, if there is
-one."""
+"""Seconds that a standby may take to make a new edition. After that, the primary is asked, if it exists."""
 _RETRIED_CODES: Final = frozenset(
     {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.ABORTED}
 )
@@ -55,14 +54,14 @@ _RETRIED_CODES: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class QueryRouter:
-    """Router of a member's queries: asks shards at any member, and answers for shards of this member."""
+    """Router of a member's queries: has its own shards answer, or asks the member that serves the shard."""
 
     resolver: Resolver
     peers: Channels
     pool: Pool
     clock: Clock
     lease: Lease
-    """The lease of this member, without which it may not say that its shards are primaries."""
+    """The lease of this member. Without a lease, its shards may not answer as primaries."""
     running: RunningQueries
 
     def shards(self, selector: LabelSelector) -> Sequence[ShardSpec]:
@@ -83,14 +82,14 @@ class QueryRouter:
         """Have the shard answer.
 
         If this member may answer, call ``serve(store)`` on a thread of ``pool``. Otherwise call
-        ``proxy(channel, query)`` with a channel to a member that may answer. This ``query`` has the
-        header to send along. Both functions may be called again after a failure: they must only read.
+        ``proxy(channel, query)`` with a channel to a member that may answer. The ``query`` given to ``proxy``
+        has the header to send. Both functions may be called again after a failure: they must only read.
 
-        Without a reachable primary, wait for the next primary: a query outlasts a fail-over. Raise
+        If no primary can be reached, wait for the next primary: a query outlasts a fail-over. Raise
         ``NotFound`` if the shard does not exist. Raise ``Unavailable`` after ``timeout_s`` seconds, when this
-        member leaves, or once the shard has failed and nothing will restart it. An error of ``serve`` reaches
-        the caller, from another member as the error of its status. Raise ``Moved`` if the query has a header
-        and this member may not answer. After a cancellation ``serve`` may still run.
+        member leaves, or once the shard has failed and nothing will restart it. Raise ``Moved`` if the query
+        has a header and this member may not answer. An error of ``serve`` reaches the caller; if ``serve``
+        raised it in another member, as the error of its status. After a cancellation ``serve`` may still run.
         """
         attempts = _Attempts(self, query, serve, proxy)
         try:
@@ -109,7 +108,7 @@ class QueryRouter:
             ) from error
 
     async def _answer(self, attempts: _Attempts, query: ShardQuery) -> QueryResult[Any]:
-        """Make attempts, with pauses, until one succeeds. Make only one for a query with a header."""
+        """Make attempts, with pauses, until one succeeds. For a query with a header, make one attempt."""
         pause_s = _PAUSE_S
         for attempt in count():
             try:
@@ -118,7 +117,7 @@ class QueryRouter:
                 if query.header is not None:
                     raise
                 attempts.note_failure(error)
-            # Not after the first attempt: the second one asks standbys, which outlast a failed primary.
+            # Do not give up after the first attempt: the second asks standbys, which may still answer.
             if attempt:
                 self._require_not_failed(query.shard)
             await self._await_change_or_pause(pause_s)
@@ -148,7 +147,7 @@ class QueryRouter:
 
 @dataclass
 class _Attempts:
-    """The attempts at one query, and the state that one attempt leaves to the next."""
+    """The attempts at one query, and the state that is kept from one attempt to the next."""
 
     router: QueryRouter
     query: ShardQuery
@@ -157,7 +156,7 @@ class _Attempts:
     primary_failed: bool = False
     """True if a call to the primary has failed, and standbys were not asked since then."""
     describe: Callable[[], str] = lambda: "it has no primary"
-    """Returns why the last attempt did not succeed, or what the present attempt waits for."""
+    """Returns the reason of the last failure, or of the present wait."""
 
     def __post_init__(self) -> None:
         self._resolver = self.router.resolver
@@ -173,7 +172,8 @@ class _Attempts:
         self.describe = describe
 
     async def run(self) -> QueryResult[Any]:
-        """Make one attempt. Raise ``Retryable`` if a later one may succeed, ``NotFound`` for no shard."""
+        """Make one attempt. Raise ``Retryable`` if a later attempt may succeed, ``NotFound`` if there is no
+        such shard."""
         if self.query.max_staleness_s is not None and not self.query.read_through:
             answer = await self._ask_standby()
             if answer is not None:
@@ -199,7 +199,7 @@ class _Attempts:
             return await self._resolver.resolve(
                 self._shard_id,
                 claims=query.claims,
-                may_proxy=query.header is None,  # With a header, another member has passed it on.
+                may_proxy=query.header is None,  # A header shows that a member forwarded it.
                 proxy_header=query.header,
                 read_through=query.read_through,
                 on_wait=self._note_wait,
@@ -214,23 +214,23 @@ class _Attempts:
     async def _ask_local(self, resolution: Resolution) -> QueryResult[Any]:
         shard = resolution.shard
         assert shard is not None
-        # The store stays in use until `serve` has ended on its thread: a cancellation here does not stop it.
+        # The store stays in use until `serve` has ended on its thread, which a cancellation does not stop.
         shard.begin_use()
         try:
             value = await self._serve_on_thread(resolution.store, shard.end_use)
         except Exception:
-            self._require_lease()  # An error such as "no such key" may be old, too.
+            self._require_lease()  # Also an error such as "no such key" may be out of date.
             raise
         self._require_lease()
         return QueryResult(value, resolution.local_id)
 
     def _require_lease(self) -> None:
-        """Raise ``Moved`` if the lease may have ended: then another member may lead, with a newer state."""
+        """Raise ``Moved`` if the lease may have ended: another member may lead now, with a newer state."""
         if self.router.lease.remaining_s <= 0:
             raise Moved("the lease of its member may have ended", shard=self._shard_id)
 
     async def _serve_on_thread(self, store: Any, done: Callable[[], None]) -> Any:
-        """Return the result of ``serve(store)`` on a thread. Call ``done`` on the loop when that has ended.
+        """Return the result of ``serve(store)`` on a thread. Call ``done`` on the loop once ``serve`` ends.
 
         Raise ``Unavailable`` if the member has stopped, and ``Moved`` if the store was closed. Errors of
         ``serve`` reach the caller.
@@ -267,8 +267,8 @@ class _Attempts:
             raise Moved("its store was closed", shard=self._shard_id) from error
 
     async def _ask_standby(self) -> QueryResult[Any] | None:
-        """Return the answer of this member's standby, or None. A member without a standby asks those of other
-        members, once after each failed call to the primary."""
+        """Return the answer of this member's standby, or None. If this member has no standby, ask the
+        standbys of other members, once after each failed call to the primary."""
         query, resolver = self.query, self._resolver
         shard = resolver.standby(self._shard_id, query.claims)
         if shard is not None:
@@ -288,7 +288,7 @@ class _Attempts:
 
     async def _ask_own_standby(self, shard: Shard) -> QueryResult[Any] | None:
         """Return the answer from an edition of this member's standby; None if the standby has no edition that
-        is fresh enough, and cannot make one, or not in time."""
+        is fresh enough, and cannot make a new edition in time."""
         reads, max_staleness_s = shard.reads, self.query.max_staleness_s
         if reads is None or max_staleness_s is None:
             return None
@@ -297,7 +297,7 @@ class _Attempts:
             async with timeout(None if only_choice else _STANDBY_GRACE_S):
                 edition = await reads.begin(max_staleness_s)
         except TimeoutError:
-            return None  # The task that makes the edition is not cancelled: later queries use the edition.
+            return None  # The task that makes the edition goes on: later queries use the edition.
         except (Retryable, NotAllowed):
             return None
         except GazetteError as error:
@@ -311,8 +311,8 @@ class _Attempts:
         return QueryResult(value, self._resolver.local_id, staleness_s)
 
     async def _ask_remote(self, header: Header) -> QueryResult[Any]:
-        """Ask a member. Raise ``Moved`` if it has no endpoint, or ceases to be the primary during the call.
-        Raise the error of its answer."""
+        """Ask a member. Raise ``Moved`` if the member has no endpoint, or ceases to be the primary during the
+        call. Raise the error in its answer."""
         endpoint = self.router.peers.pick(header.route, process_id=header.process_id)
         if endpoint is None:
             raise Moved("its member has no endpoint", shard=self._shard_id)
@@ -340,7 +340,7 @@ class _Attempts:
     async def _ask_member(
         self, channel: grpc.aio.Channel, header: Header, endpoint: str
     ) -> QueryResult[Any] | GazetteError:
-        """Return the peer's answer, or the error that its status means. To raise the error would cancel
+        """Return the peer's answer, or the error of its status. Do not raise the error: that would cancel
         `_ask_remote`."""
         try:
             with open_channel("query", shard=self._shard_id):

@@ -1,7 +1,7 @@
 """Routes of shards to the members that serve them, and the shards that this member serves.
 
-The resolver observes the key space after the allocator's `State`. So routes and local shards change in the
-same step of the event loop as their keys.
+The resolver observes the key space right after the allocator's `State`. So routes and local shards change in
+the same step of the event loop as their keys.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from gazette.runtime.tasks import TaskScope
 log = logging.getLogger(__name__)
 
 MISSING_ID: Final = ProcessId("local-ConsumerSpec", "missing-from-Etcd")
-"""Id of this member while its own key is not in etcd: the member can still pass calls on."""
+"""Id of this member while its own key is not in etcd: the member can still forward calls."""
 
 STOPPED: Final = "resolver has stopped serving local shards"
 
 
 @dataclass(frozen=True, slots=True)
 class Resolution:
-    """The members that serve a shard, as of one revision of the key space.
+    """The members that serve a shard, at one revision of the key space.
 
     With status OK, ``header.process_id`` is the primary. If this member is the primary, ``shard`` and
     ``store`` are set, and the shard has read through the requested offsets.
@@ -62,7 +62,7 @@ class Resolution:
 
 @dataclass(slots=True)
 class _LocalShard:
-    """A local shard, and the key revisions by which `Resolver` sees that the shard has to start again."""
+    """A local shard, and the revisions of its keys: after a change, `Resolver` may have to start it again."""
 
     shard: Shard
     create_revision: int
@@ -86,7 +86,7 @@ class Resolver:
         self._new_shard = new_shard
         self._local: dict[str, _LocalShard] = {}
         self._by_source: dict[str, list[ShardSpec]] | None = None
-        """Shards by the journals that they read. None: the key space has changed since it was computed."""
+        """Shards by the journals that they read. None after a change of the key space."""
         self._stops: dict[asyncio.Task[None], str] = {}
         """Tasks that stop shards, with the ids of the shards."""
         self._changed = asyncio.Event()
@@ -101,11 +101,11 @@ class Resolver:
 
     @property
     def local_shards(self) -> Mapping[str, Shard]:
-        """The shards that this member holds, as primary or standby, by their ids. For any thread."""
+        """The shards of this member, primaries and standbys, by their ids. For any thread."""
         return {shard_id: local.shard for shard_id, local in self._local.items()}
 
     def shards_with_source(self, journal: str) -> tuple[ShardSpec, ...]:
-        """Return the specifications of shards that read a journal, in order of ids. Include disabled ones."""
+        """Return the specifications of shards that read a journal, also of disabled ones, in order of ids."""
         if self._by_source is None:
             by_source: defaultdict[str, list[ShardSpec]] = defaultdict(list)
             for kv in self._state.items:
@@ -129,7 +129,7 @@ class Resolver:
         return Header(None if local_id is MISSING_ID else local_id, EMPTY_ROUTE, self.etcd_header())
 
     def with_endpoints(self, route: Route) -> Route:
-        """Return the route with the advertised endpoints: ``""`` for a member whose key is gone."""
+        """Return the route with the endpoints of its members; ``""`` for a member whose key is gone."""
         return with_endpoints(route, self._state)
 
     async def resolve(
@@ -145,8 +145,8 @@ class Resolver:
         """Resolve a shard to its primary. First wait for the revision of ``proxy_header``.
 
         If this member is the primary, wait until the store is open and the shard has read through the given
-        offsets. Ignore offsets of other journals than its sources. The caller bounds the wait. Before a
-        wait, call ``on_wait`` with a function that describes what is missing.
+        offsets. Ignore offsets of journals that are not its sources. The caller bounds the wait. Before a
+        wait, call ``on_wait`` with a function that describes the wait.
 
         Raise ``Invalid`` if ``proxy_header`` is meant for another cluster or member. Raise
         ``Closed`` if this member is the primary and has stopped serving.
@@ -177,14 +177,14 @@ class Resolver:
             )
 
     def _resolve_now(self, shard_id: str, claims: Claims, may_proxy: bool) -> Resolution:
-        """Return the resolution by the present key space, without ``shard`` and ``store``."""
+        """Return the resolution by the present key space; do not set ``shard`` and ``store``."""
         local_id = self.local_id
         item = self._state.item(shard_id)
         spec: ShardSpec | None = None
         route = EMPTY_ROUTE
         if item is not None:
             value: ShardItem = item.decoded.value
-            # To a caller, a shard that its claims do not cover looks like one that does not exist.
+            # To the caller, a shard that its claims do not cover does not exist.
             if claims.selector.matches(value.spec.labels_with_id()):
                 spec = value.spec
                 route = self.with_endpoints(route_of(self._state.assignments_of(shard_id)))
@@ -208,8 +208,8 @@ class Resolver:
     ) -> Resolution:
         """Wait until the local shard can answer, and add the shard and its store to the resolution.
 
-        Without a local shard, or if the shard ends, the status is SHARD_STOPPED. See `resolve`, also for
-        the errors.
+        If there is no local shard, or it ends, the status is SHARD_STOPPED. See `resolve`, also for the
+        errors.
         """
         if self.stopped.is_set():
             raise Closed(STOPPED, shard=resolution.shard_id)
@@ -235,14 +235,14 @@ class Resolver:
         return replace(resolution, shard=shard, store=shard.store)
 
     def standby(self, shard_id: str, claims: Claims) -> Shard | None:
-        """Return the local replica, if it is a standby that tails its log and ``claims`` cover the shard."""
+        """Return the local replica if it is a standby that plays its log, and ``claims`` cover the shard."""
         local = self._local.get(shard_id)
         if local is None or local.shard.reads is None or not self._covers(shard_id, claims):
             return None
         return local.shard
 
     def standby_headers(self, shard_id: str, claims: Claims) -> tuple[Header, ...]:
-        """Return headers for calls to the other members that are ready standbys of a shard, one for each."""
+        """Return a header for each other member that is a ready standby of a shard, for a call to it."""
         if not self._covers(shard_id, claims):
             return ()
         assignments = self._state.assignments_of(shard_id)
@@ -263,11 +263,11 @@ class Resolver:
         )
 
     def primary_of(self, shard_id: str) -> ProcessId | None:
-        """Return the member that is assigned as primary of a shard now; None without a primary."""
+        """Return the member that is now assigned as primary of a shard; None if there is no primary."""
         return route_of(self._state.assignments_of(shard_id)).primary_id
 
     def failure_of(self, shard_id: str) -> str:
-        """Return the error of a primary that has failed and is not restarted; else ``""``."""
+        """Return the error of a primary that has failed and will not be restarted; otherwise ``""``."""
         for kv in self._state.assignments_of(shard_id):
             status: ReplicaStatus = kv.decoded.value
             if kv.decoded.slot == 0 and status.code is ReplicaCode.FAILED:
@@ -282,7 +282,7 @@ class Resolver:
     def update(self) -> None:
         """Follow the key space, as its observer. Call it after ``State.observe``."""
         self._by_source = None
-        self._changed.set()  # Wake all that wait. Later waits are for the next change.
+        self._changed.set()  # Wake all waiters. Later waits are for the next change.
         self._changed = asyncio.Event()
         if self.stopped.is_set():
             return
@@ -290,7 +290,7 @@ class Resolver:
         for local_item in self._state.local_items:
             shard_id: str = local_item.item.decoded.id
             present[shard_id] = self._follow_assignment(former.pop(shard_id, None), local_item)
-        # Replace the mapping in one step and never change it: the thread that collects metrics reads it.
+        # Replace the mapping and never change it, since the thread that collects metrics reads it.
         self._local = present
         for shard_id, stopped in former.items():
             self._stop(shard_id, stopped)
@@ -298,11 +298,11 @@ class Resolver:
     def _follow_assignment(
         self, local_shard: _LocalShard | None, local_item: LocalItem
     ) -> _LocalShard:
-        """Start, promote or stop a local shard, and return it. ``local_shard`` is the one before, if any.
+        """Start, promote or restart a local shard, and return it. ``local_shard`` is the present one, if any.
 
-        A promotion moves the assignment to another key, with another creation revision. Any other
-        change of that revision means that the assignment was deleted meanwhile: start the shard
-        again. Also start the shard again if its specification was deleted and written again.
+        A promotion moves the assignment to another key, with another creation revision. Any other change of
+        that revision means that the assignment was deleted meanwhile: start the shard again. Start the shard
+        again also if its specification was deleted and written again.
         """
         assignment = local_item.assignment
         slot: int = assignment.decoded.slot
@@ -312,8 +312,8 @@ class Resolver:
             moved_up = slot < local_shard.slot
             is_same = moved_up or create_revision == local_shard.create_revision
             if moved_up and local_shard.shard.failure is not None:
-                # A promotion keeps the status. A status without a failure shows that this assignment is a new
-                # attempt. The failed assignment was deleted, or could not report its failure.
+                # A promotion keeps the status. So a status without a failure shows a new assignment: the
+                # failed assignment was deleted, or could not report its failure.
                 is_same = assignment.decoded.value.code is ReplicaCode.FAILED
             if not is_same or item_revision != local_shard.item_revision:
                 self._stop(local_item.item.decoded.id, local_shard)
@@ -344,7 +344,7 @@ class Resolver:
             self._stop(shard_id, stopped)
 
     async def wait_stopped(self, timeout_s: float) -> None:
-        """Wait until every stopped shard has ended. Raise ``Unavailable`` that names those that have not."""
+        """Wait until every stopped shard has ended. Raise ``Unavailable`` with the names of the others."""
         if not self._stops:
             return
         _, pending = await asyncio.wait(set(self._stops), timeout=timeout_s)

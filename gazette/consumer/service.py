@@ -27,8 +27,8 @@ T = TypeVar("T")
 
 
 class ConsumerService(ShardCaller):
-    """The member of an application's cluster in this process, as ``Application.initialize`` gets it. Use it
-    on the event loop only."""
+    """This process as a member of its application's cluster. ``Application.initialize`` gets this object. Use
+    it on the event loop only."""
 
     def __init__(
         self,
@@ -41,12 +41,12 @@ class ConsumerService(ShardCaller):
     ) -> None:
         super().__init__(member, application, client)
         self.grpc_server = cast("grpc.aio.Server", member.server.grpc)
-        """gRPC server at which ``Application.initialize`` registers servicers, and for nothing else.
+        """The gRPC server. Use it only to register servicers in ``Application.initialize``.
 
         Register servicers by generated code, or by ``add_generic_rpc_handlers``.
         """
         self.append_service = AppendService(client, budget=budget)
-        """Append service for publishing from APIs. Each shard has an append service of its own."""
+        """Append service for publishing from APIs. Each shard has its own append service."""
         self.process_id = member.process_id
         """Zone and name of the member."""
         self.stopping = member.stopping
@@ -66,14 +66,14 @@ class ConsumerService(ShardCaller):
         """Serve an HTTP route; call it in ``Application.initialize``.
 
         ``endpoint`` is a Starlette endpoint, or a method that shards answer (``@shard_route``). Raise
-        ``Invalid`` for a method with a key if the application has no `Application.keyed_journals`, and if
-        another method is served there.
+        ``Invalid`` for a method with a key if `Application.keyed_journals` returns None, and if another
+        method is served at ``path`` already.
         """
         methods = list(methods)
         if isinstance(endpoint, ShardRoute):
             if endpoint.key is not None:
-                self.keyed_partitions()  # List them from now on, so that no query has to wait.
-            # A key may be empty, so the parameter may match an empty part of a path.
+                self.keyed_partitions()  # Watch the partitions from now on, so that no query waits.
+            # A key may be an empty text, so its parameter may match an empty part of a path.
             parameter = endpoint.key if isinstance(endpoint.key, str) else ""
             answer = self.http_queries.add(path, endpoint, methods)
             self.routes.append(RawPathRoute(path, answer, methods, parameter))
@@ -102,7 +102,7 @@ class ConsumerService(ShardCaller):
     def new_publisher(self, appends: AppendService) -> Publisher:
         """Return the publisher of a shard that was promoted.
 
-        Its producer is new: acknowledgements of an earlier promotion may still be on their way.
+        The publisher has a new producer: acknowledgements of the former producer may still arrive.
         """
         producer = new_producer_id(self._producer_rng)
         return Publisher(appends, producer=producer, clock=MessageClock())

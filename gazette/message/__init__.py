@@ -1,6 +1,6 @@
-"""Messages in journals: UUIDs, framing, keys, mappings, publishers, and the sequencer of what was read.
+"""Messages in journals: UUIDs, framing, keys, mappings, publishers, and the sequencer of read messages.
 
-``pygazette-client`` has this room. Its extra ``messages`` installs msgspec and NumPy, which the room imports.
+``pygazette-client`` has this package, which needs msgspec and NumPy: the extra ``messages`` installs both.
 """
 
 from importlib.util import find_spec

@@ -1,8 +1,8 @@
 """Codecs between messages of the application's types and payloads of frames.
 
-Stage 11 of the byte path. Pure. A `MessageCodec` turns messages of one type into payloads of one kind (JSON,
-protobuf, or raw bytes) and back. The codec knows the place of the UUID in the type. Messages of a type
-without a UUID are not deduplicated. Types of other kinds supply a codec with a class method
+Stage 11 of the byte path. Pure. A `MessageCodec` turns messages of one type into payloads of one format
+(JSON, protobuf, raw bytes) and back. The codec knows the place of the UUID in the type. Messages of a type
+without a UUID are not deduplicated. Any other class supplies its own codec, by a class method
 ``gazette_codec(content_type)``.
 """
 
@@ -75,16 +75,16 @@ _PLAIN_SETTERS: Final = (object.__setattr__, msgspec.Struct.__setattr__)
 
 
 class MessageCodec(ABC, Generic[M]):
-    """Codec for messages of one type. Use it in one thread at a time. Between calls, it keeps no message."""
+    """Codec for messages of one type. Use it in one thread at a time. It keeps no message between calls."""
 
     single_line: ClassVar[bool] = False
     """True if no payload contains a newline."""
     not_free_hint: ClassVar[str] = ANOTHER_PLACE
-    """Advice for a place of the UUID that holds another value."""
+    """The hint of the error for a place of the UUID that holds another value."""
     root: ClassVar[str] = ""
-    """Name of a message at the begin of a path. Empty if paths begin with a field."""
+    """First part of a path to a value in a message. Empty if paths begin with a field."""
     exact_lines: ClassVar[bool] = False
-    """True if `decode_lines` returns one message for each line, whatever the lines hold."""
+    """True if `decode_lines` returns one message for each line, even if a line is malformed."""
 
     def __init__(
         self, message_type: Any, form: UuidForm | None, place: UuidPlace[M] | None = None
@@ -97,8 +97,8 @@ class MessageCodec(ABC, Generic[M]):
         self.decode_lines: Callable[[bytes], list[M]] | None = None
         """Function that decodes whole lines in one step. None if the codec has no fast way to do so.
 
-        Unless `exact_lines`, the result may merge or drop lines that are not exactly one object.
-        The caller checks the result.
+        Unless `exact_lines`, the function may merge or drop lines that are not exactly one object:
+        the caller checks the result.
         """
         self.uuids_of: Callable[[Sequence[M]], bytes] = lambda _messages: b""
         """Function that returns the UUIDs of messages, 16 bytes each, or nothing if the type has none.
@@ -109,14 +109,14 @@ class MessageCodec(ABC, Generic[M]):
             get = attrgetter("uuid") if place is None or place.is_plain else place.get
             self.uuids_of = partial(form.read_all, get)
         self.fits: Callable[[M], bool] = field_classes.never_known
-        """Function that returns True for a message that is known to read back equal. In codecs of JSON,
-        `encode` checks all other messages."""
+        """Function that returns True for a message that surely reads back equal. In codecs of JSON, `encode`
+        checks all other messages."""
         self.values: ValueEncoding[M] | None = None
-        """Check of messages for which `fits` is False. None: `encode` needs none, or has another one."""
+        """Check for messages for which `fits` is False. None if `encode` has its own check, or needs none."""
         self.plain_encode_into: Callable[[M, bytearray, int], None] | None = None
-        """Function that encodes a message into a buffer from a position on (-1: its end). Use it only for
-        messages for which `fits` is True. None unless the UUID is an attribute of type text, setting the
-        UUID runs no code of the application, and no payload has a newline."""
+        """Function that encodes a message into a buffer at a position (-1: its end). Use it only for messages
+        for which `fits` is True. None unless all of this is so: the UUID is an attribute of type text,
+        setting it runs no code of the application, and no payload has a newline."""
 
     @abstractmethod
     def decode(self, payload: bytes) -> M:
@@ -127,7 +127,7 @@ class MessageCodec(ABC, Generic[M]):
         """Return the payload of a message. Raise one of `CODEC_ERRORS` if it would not read back equal."""
 
     def encode_into(self, message: M, buffer: bytearray) -> None:
-        """Append the payload of a message. If this raises, the caller removes what was appended."""
+        """Append the payload of a message. After an error, the caller removes the appended bytes."""
         buffer += self.encode(message)
 
     def assign(self, message: M, value: Any) -> M:
@@ -151,7 +151,7 @@ class MessageCodec(ABC, Generic[M]):
         return self.assign(message, form.mint(mint, flags))
 
     def require_free(self, value: Any) -> None:
-        """Raise `Invalid` if a publisher must not replace a value: the value would be lost silently."""
+        """Raise `Invalid` for a value that no publisher wrote: a new UUID would silently replace it."""
         if self.form is None or self.form.is_free(value):
             return
         place = DEFAULT_PLACE if self.place is None else self.place.text
@@ -162,12 +162,12 @@ class MessageCodec(ABC, Generic[M]):
         )
 
     def explained(self, message: Any, error: BaseException) -> BaseException:
-        """Return `InvalidValue` with the part of a message that could not be encoded, or ``error`` itself."""
+        """Return an `InvalidValue` with the part that could not be encoded; ``error`` if it is not known."""
         return error if self.values is None else self.values.refused(message, error, self.root)
 
     def acknowledgement_of(self, payload: bytes) -> Acknowledgement | None:
-        """Return the acknowledgement in a payload that does not decode as a message; None if it is no
-        acknowledgement."""
+        """Return the acknowledgement in a payload that does not decode as a message; None if the payload is
+        no acknowledgement."""
         return None
 
     def acknowledges(self, message: M) -> bool:
@@ -180,7 +180,7 @@ class MessageCodec(ABC, Generic[M]):
 
         Use ``message.new_acknowledgement(journal)`` if the type has that method. Otherwise the
         acknowledgement is a message with its UUID and zeros, or the UUID alone. Raise `Invalid` if the type
-        has no UUID, or permits no such message.
+        has no UUID, or if neither form is possible for it.
         """
         if self.form is None:
             raise no_uuid(self.message_type)
@@ -226,7 +226,7 @@ class MsgspecCodec(MessageCodec[M]):
         except msgspec.DecodeError:
             decode = self._decoder.decode
             message = number_literals.decoded(decode, payload) if self._holds_floats else None
-            # Readers of every type must understand an acknowledgement: refuse literals that JSON lacks.
+            # Readers of all types must understand an acknowledgement: refuse literals that JSON lacks.
             if message is None or self.acknowledges(message):
                 raise
             return message  # type: ignore[no-any-return]
@@ -254,7 +254,7 @@ class MsgspecCodec(MessageCodec[M]):
             except CODEC_ERRORS:
                 if not only_uuid:
                     continue
-                # The UUID alone need not decode as a message. But an array has no place for it alone.
+                # The UUID alone need not decode as a message. But an array must have all fields.
                 if zero_value.is_array(self._info, type(message)):
                     raise Invalid(
                         f"cannot make an acknowledgement of type {type(message).__name__}: its zero"
@@ -331,7 +331,7 @@ class PydanticCodec(MessageCodec[M]):
 
     def encode(self, message: M) -> bytes:
         payload = self._payload(message)
-        # Pydantic writes NaN and infinities as null, or as they are: look for them in the values.
+        # Pydantic writes NaN and infinities as null, or as they are: look for them in the message's values.
         if not self._writes_strings and _MAY_BE_NON_FINITE.search(payload):
             values = message.model_dump(mode="json", warnings=False)  # type: ignore[attr-defined]
             for name, value in values.items():
@@ -344,7 +344,7 @@ class PydanticCodec(MessageCodec[M]):
         return self._model.unreadable(message, error)
 
     def _payload(self, message: M) -> bytes:
-        # `encode` reads the payload back, so it finds what the serializer would warn of.
+        # `encode` reads the payload back, and so finds all faults of which the serializer would warn.
         text: str = message.model_dump_json(by_alias=True, warnings=False)  # type: ignore[attr-defined]
         return text.encode()
 
@@ -386,7 +386,7 @@ class ProtobufCodec(MessageCodec[M]):
 
 
 class BytesCodec(MessageCodec[bytes]):
-    """Codec for raw payloads of any framing, which are taken for messages without UUIDs."""
+    """Codec for raw payloads of any framing: bytes are messages without UUIDs."""
 
     exact_lines = True
 
@@ -442,7 +442,7 @@ def protobuf_codec(message_type: Any, place: str | None = "") -> MessageCodec[An
 def has_validate(message_type: Any) -> bool:
     """Return True if the type has a method ``validate()``, which publishers call before publishing.
 
-    The class method of that name that pydantic's models inherit does not count. Raise ``Invalid``
+    Pydantic's models inherit a class method ``validate``, which does not count. Raise ``Invalid``
     if the method is a coroutine or generator function.
     """
     method = inspect.getattr_static(message_type, "validate", None)

@@ -38,15 +38,15 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 class Envelope(msgspec.Struct, Generic[M], frozen=True, gc=False):
     """One message of a journal, with its offsets and the parts of its UUID.
 
-    Each message has an envelope, so this is a ``msgspec.Struct``. A struct takes 60 ns to make, a dataclass
-    250 ns. The garbage collector does not walk the struct.
+    Each message has an envelope, so an envelope must be cheap. A ``msgspec.Struct`` takes 60 ns to make, a
+    dataclass 250 ns. The garbage collector does not walk the struct.
 
-    Decoding fills in the parts of the UUID, and sequencing uses only these. So an application may
-    publish ``message`` itself, although publishing gives it another UUID.
+    Decoding copies the parts of the UUID into the envelope, and sequencing uses only these. So an
+    application may publish ``message`` itself, although publishing gives it another UUID.
     """
 
     journal: JournalName
-    """Name by which the journal was read: ``name``, or ``name;meta`` if the reader gave metadata."""
+    """Name of the journal as the reader gave it: ``name``, or ``name;meta`` with metadata."""
     begin: Offset
     """Offset of the message's first byte."""
     end: Offset
@@ -59,8 +59,8 @@ class Envelope(msgspec.Struct, Generic[M], frozen=True, gc=False):
     """Logical time of the producer: units of 100 ns since 1582-10-15, then four bits of sequence. 0 without a
     UUID."""
     flags: int
-    """Flags of the UUID: outside a transaction, continues one, or acknowledges one. `FOREIGN_UUID` if
-    other software made the UUID: the message then counts like one without a UUID."""
+    """Flags of the UUID: outside a transaction, continues a transaction, or acknowledges one.
+    `FOREIGN_UUID` for a UUID of other software: the message then counts as a message without a UUID."""
 
     @property
     def is_ack(self) -> bool:
@@ -69,7 +69,7 @@ class Envelope(msgspec.Struct, Generic[M], frozen=True, gc=False):
 
     @property
     def uuid(self) -> bytes:
-        """The UUID as it was read: 16 bytes. Nil for a message without a UUID, or with a foreign UUID."""
+        """The 16 bytes of the UUID as read. Nil for a message without a UUID, or with a foreign UUID."""
         if not self.clock and self.producer == NIL_PRODUCER:
             return NIL_UUID
         return build_uuid(self.producer, self.clock, self.flags)
@@ -79,8 +79,8 @@ class Envelope(msgspec.Struct, Generic[M], frozen=True, gc=False):
         """Event time in UTC: the time that the message holds, if its source declares ``time=``. Otherwise the
         clock of the publisher when it published the message.
 
-        Raises ``UnusableTime`` if the declared time is unusable. Without a declaration, raises
-        ``UnusableTime`` if the message has no UUID.
+        Raises ``UnusableTime`` if the declared time is unusable. If no time is declared, raises
+        ``UnusableTime`` for a message without a UUID.
         """
         return _EPOCH + timedelta(microseconds=self.time_us)
 
@@ -93,7 +93,7 @@ class Envelope(msgspec.Struct, Generic[M], frozen=True, gc=False):
 
     @property
     def event_us(self) -> int | None:
-        """Time by which the watermark advances, in Unix microseconds. None: the message has no time."""
+        """Time for the watermark, in Unix microseconds. None if the message has no time."""
         return clock_unix_ns(self.clock) // 1000 if self.clock else None
 
 
@@ -102,11 +102,11 @@ class TimedEnvelope(Envelope[M], frozen=True, gc=False):
 
     declared: MessageTime
     found: int | str
-    """Time of the message in Unix microseconds, or why it has none."""
+    """Time of the message in Unix microseconds, or the reason why it has no usable time."""
 
     @property
     def unusable(self) -> UnusableTime | None:
-        """Error of a message without a usable time. None for an acknowledgement, which needs none."""
+        """Error of a message without a usable time. None for an acknowledgement, which needs no time."""
         if self.is_ack or not isinstance(self.found, str):
             return None
         return unusable(self.declared, self.found, self.journal, self.begin, self.end)
@@ -126,17 +126,17 @@ class TimedEnvelope(Envelope[M], frozen=True, gc=False):
 
 
 class EnvelopeBatch(list[Envelope[M]]):
-    """Envelopes of one journal, in order, as they were decoded."""
+    """Envelopes of one journal, in the order of the journal."""
 
     run_length = 0
-    """Number of decoded envelopes if they are a run: of one producer, outside of transactions, with rising
-    clocks. 0: not known."""
+    """Number of decoded envelopes, if all are of one producer, outside of transactions, with rising clocks:
+    a run. 0 if this is not known."""
     has_foreign = False
     """True if other software made some of the UUIDs."""
 
     @property
     def is_run(self) -> bool:
-        """True for a known run, if its owner has added and removed nothing."""
+        """True if the batch is known to be a run, and its owner has added and removed nothing."""
         return self.run_length == len(self)
 
 
@@ -151,10 +151,10 @@ def build_envelopes(
     """Return the envelopes of messages of one journal. ``uuids`` holds 16 bytes for each message.
 
     Empty ``uuids`` mean that the messages have no UUIDs. Raise ``ValueError`` for another number of bytes.
-    ``times`` reads the declared times of messages. None: their source declares none.
+    ``times`` reads the declared times of messages. None if their source declares no time.
     """
     if not uuids:
-        if times is not None:  # Make timed envelopes, by UUIDs that are nil.
+        if times is not None:  # Make timed envelopes, with nil UUIDs.
             uuids = NIL_UUID * len(messages)
             return build_envelopes(journal, begins, ends, messages, uuids, times)
         return EnvelopeBatch(
@@ -179,8 +179,8 @@ def build_envelopes(
 
 
 class EnvelopeDecoder(Generic[M]):
-    """Decoder of one journal's bytes into envelopes. Once `decode` has returned an empty list, it holds at
-    most one incomplete frame.
+    """Decoder of one journal's bytes into envelopes. After `decode` has returned an empty list, the decoder
+    holds at most one incomplete frame.
 
     Feed it, then call `decode` until `decode` returns an empty list:
 
@@ -210,9 +210,9 @@ class EnvelopeDecoder(Generic[M]):
         self._ready = False
         """True if `decode` may find a complete frame, or a malformed one."""
         self._discarding = False
-        """True while the rest of a frame that is too long is dropped. Its begin is the first part."""
+        """True while the rest of a frame that is too long is dropped. ``_parts[0]`` is the frame's begin."""
         self._long_size: int | None = None
-        """Length of a frame that is too long, of which the first part is the begin. None: no such frame."""
+        """Length of a frame that is too long, whose begin is ``_parts[0]``. None without such a frame."""
 
     @property
     def end(self) -> Offset:
@@ -225,7 +225,7 @@ class EnvelopeDecoder(Generic[M]):
 
     @property
     def clock_place(self) -> str | None:
-        """Place of the UUID whose clock is the time of messages. None: a declared time, or no UUIDs."""
+        """Place of the UUID whose clock is the time of messages. None for a declared time or no UUIDs."""
         codec = self.framing.codec
         if self._times is not None or codec.form is None:
             return None
@@ -253,12 +253,12 @@ class EnvelopeDecoder(Generic[M]):
     def decode(self) -> list[Envelope[M]]:
         """Return the next batch of envelopes, in order. An empty batch means that more bytes are needed.
 
-        Raise `MalformedMessage` at a malformed or too long frame, after all messages before it were returned.
-        Until `skip` is called with the error, it is raised again: for a malformed frame by each call, for one
+        Raise `MalformedMessage` at a malformed or too long frame, after returning all messages before it.
+        Raise the error again until `skip` is called with it: for a malformed frame at each call, for a frame
         that is too long after the next `feed`.
 
-        If the end of a frame that is too long is not known, the error is not ``is_whole``. After `skip`,
-        another error is raised at the end of the frame.
+        While the end of a frame that is too long is not known, the error's ``is_whole`` is False. Then the
+        decoder raises another error at the end of the frame, after `skip`.
         """
         if not self._ready:
             return []
@@ -266,7 +266,7 @@ class EnvelopeDecoder(Generic[M]):
             raise self._too_long(self._parts[0], self._long_size)
         buffer = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
         self._parts = [buffer]
-        # Decode no frame beyond the greatest length, however the bytes were cut into chunks.
+        # Decode no frame beyond the greatest length, even if a chunk holds all of the frame.
         size_max = self.framing.frame_bytes_max
         is_cut = self._size > size_max
         try:
@@ -305,8 +305,8 @@ class EnvelopeDecoder(Generic[M]):
         return batch, frames.consumed, frames.stopped
 
     def skip(self, error: MalformedMessage) -> None:
-        """Continue after the malformed message of which `decode` raised ``error``. Raise ``Bug`` for another
-        error. If the error is not ``is_whole``, drop the rest of the frame as it is fed."""
+        """Continue after the malformed message for which `decode` raised ``error``. Raise ``Bug`` for any
+        other error. If ``is_whole`` is False, `feed` drops the rest of the frame."""
         if error.begin != self.begin or error.end > self.end:
             raise Bug(
                 "cannot skip: decoding did not stop at this message",
@@ -329,8 +329,8 @@ class EnvelopeDecoder(Generic[M]):
     def jump(self, offset: Offset) -> None:
         """Continue at another offset, because the journal has lost the bytes before it.
 
-        Raise `MalformedMessage` if the jump cuts a frame. Its ``raw`` holds the start of the frame. Also
-        after the error, the decoder continues at ``offset``.
+        Raise `MalformedMessage`, with the begin of the frame in ``raw``, if the jump cuts a frame. The
+        decoder continues at ``offset`` also after the error.
         """
         cut_frame, begin, end = b"".join(self._parts), self.begin, self.end
         self._parts, self._size, self._ready, self._discarding = [], 0, False, False
@@ -357,7 +357,7 @@ class EnvelopeDecoder(Generic[M]):
     def _head(self) -> bytes:
         """Return the first bytes of the incomplete frame."""
         if self._parts and len(self._parts[0]) < _HEAD_BYTES and len(self._parts) > 1:
-            # Rare: only tests, or peers that send byte by byte, make parts this short.
+            # This is rare: only tests and peers that send byte by byte make parts this short.
             self._parts = [b"".join(self._parts)]
         return self._parts[0][:_HEAD_BYTES] if self._parts else b""
 

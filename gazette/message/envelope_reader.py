@@ -1,6 +1,6 @@
 """Stage 11 of the byte path: takes bytes from `client/read/retry_reader`, gives batches of envelopes.
 
-These readers serve programs that read journals without being a consumer. `UncommittedReader` yields every
+Use these readers in programs that read journals and are no consumers. `UncommittedReader` yields every
 message as it was written. `CommittedReader` adds stage 12: it yields each message once, when committed.
 """
 
@@ -37,14 +37,14 @@ log = logging.getLogger(__name__)
 M = TypeVar("M")
 
 RING_SIZE: Final = 8192
-"""Greatest number of messages of open transactions that a reader keeps. The reader reads longer transactions
-twice."""
+"""Greatest number of messages of open transactions that a reader keeps in memory. The reader reads longer
+transactions a second time."""
 BATCH_MAX: Final = 4096
 _READ_BYTES_MAX: Final = 1 << 20
 _NOT_YET_S: Final = 1.0
 """Seconds between two reads of bytes that no broker has."""
 _STALL_S: Final = 60.0
-"""Seconds for which a broker that has just started may not have bytes that were read before."""
+"""Seconds for which a broker that has just started may lack bytes that this reader has read before."""
 
 _HORIZON: Final = clock_span(PRUNE_HORIZON_NS)
 
@@ -67,11 +67,11 @@ class ByteSource(Protocol):
 
 
 TimeOf: TypeAlias = str | Callable[[Any], Any] | MessageTime
-"""The place of the time in messages: a field, a function of them, or a `MessageTime`."""
+"""The time of messages: the name of a field, a function of a message, or a `MessageTime`."""
 
 
 class MessageForm(NamedTuple, Generic[M]):
-    """Options of a reader of messages. Labels of the journal supply what the reader leaves out."""
+    """Options of a reader of messages. For an omitted option, the label of the journal counts."""
 
     message_type: type[M]
     uuid: str
@@ -82,9 +82,9 @@ class MessageForm(NamedTuple, Generic[M]):
     async def resolve(
         self, client: Client, journal: JournalName
     ) -> tuple[Framing[M], TimeReader | None]:
-        """Return the framing of a journal, and the reader of the times of its messages; None without a
-        declared time. Raise `NotFound` without that journal. Raise `Invalid` if the content type is unknown,
-        or cannot hold the type. Errors of listing reach the caller.
+        """Return the framing of a journal, and the reader of its messages' times (None if no time is
+        declared). Raise `NotFound` if the journal does not exist. Raise `Invalid` if the content type is
+        unknown, or cannot hold the type. Errors of listing reach the caller.
         """
         listed = await once_known(client, journal, lambda: get_journal(client, journal))
         labels = listed.spec.labels
@@ -113,9 +113,9 @@ async def read_batches(
     """Yield the envelopes of a source's bytes, until its end or until it raises ``NotYet``. Close
     the source. ``times`` reads the declared times of messages.
 
-    If the journal has lost bytes, log a warning and continue after them; raise `OffsetJump` if reading
-    may not jump. Raise `TruncatedFrame` if the end cuts a message, and `MalformedMessage` for a message that
-    does not decode, unless ``on_malformed`` is given. Errors of the source reach the caller.
+    If the journal has lost bytes, log a warning and continue after them; without ``may_jump``, raise
+    `OffsetJump`. Raise `TruncatedFrame` if the end cuts a message. Raise `MalformedMessage` for a message
+    that does not decode, unless ``on_malformed`` is given. Errors of the source reach the caller.
     """
     decoder: EnvelopeDecoder[M] | None = None
     try:
@@ -148,7 +148,8 @@ async def read_batches(
 
 
 def _decode(decoder: EnvelopeDecoder[M], on_malformed: OnMalformed | None) -> list[Envelope[M]]:
-    """Return the next batch. Pass malformed frames to ``on_malformed`` and skip them, or raise without it."""
+    """Return the next batch. Give malformed frames to ``on_malformed``, then skip them. If it is None, raise
+    their errors."""
     while True:
         try:
             return decoder.decode()
@@ -173,11 +174,10 @@ class UncommittedReader(Generic[M]):
     """Reader of every message of a journal, with duplicates and messages that are rolled back. Loop-bound.
 
     ``params`` gives the offsets at which the reader begins and ends. Without ``block``, reading ends at the
-    head of the journal. ``on_malformed`` is called with each malformed frame; without this function, a
-    malformed frame ends the reading.
-    ``uuid`` is the place of the UUID in messages; empty: as the journal's label says. ``time`` is the field,
-    function or `MessageTime` with the time of messages. None: as the label says, or else the clock of their
-    publishers. ``bytes_of`` opens the bytes in place of ``client.retry_reader``.
+    head of the journal. The reader calls ``on_malformed`` with each malformed frame; without this function,
+    a malformed frame ends the reading. ``uuid`` is the place of the UUID in messages. If it is empty, the
+    journal's label counts. ``time`` is the field, function or `MessageTime` with the time of messages. If it
+    is None, the label counts, or else the publisher's clock. ``bytes_of`` replaces ``client.retry_reader``.
     """
 
     def __init__(
@@ -216,11 +216,11 @@ class UncommittedReader(Generic[M]):
 class CommittedReader(Generic[M]):
     """Reader of the committed messages of a journal, each once. Loop-bound.
 
-    ``source`` is the `checkpoint` at which another such reader stopped. Without it, the reader begins at the
-    offset of ``params``. A transaction is read twice if its first message is not among the last ``ring_size``
-    ones when it commits. Acknowledgements are left out unless ``acknowledgements`` is set. For ``uuid`` and
-    ``time``, see `UncommittedReader`. The reader forgets producers after 24 hours of silence, as shards do:
-    see `Sequencer.checkpoint`. For ``bytes_of``, see `UncommittedReader`.
+    ``source`` is the `checkpoint` at which an earlier reader stopped. Without it, the reader begins at the
+    offset of ``params``. If the first message of a transaction is not among the last ``ring_size`` messages
+    at the commit, the reader reads the transaction twice. ``acknowledgements`` includes acknowledgements. For
+    ``uuid``, ``time`` and ``bytes_of``, see `UncommittedReader`. The reader forgets producers after 24 hours
+    of silence, as shards do: see `Sequencer.checkpoint`.
     """
 
     def __init__(
@@ -251,14 +251,14 @@ class CommittedReader(Generic[M]):
         self._params = params
         self._sequencer: Sequencer[M] = Sequencer(sources, ring_size)
         self._prune_at = 0
-        """Clock of the messages with which silent producers are forgotten next."""
+        """When messages reach this clock, the reader forgets silent producers."""
 
     async def batches(self) -> AsyncGenerator[list[Envelope[M]], None]:
         """Yield non-empty batches, in order. Iterate this once.
 
         Asking for the next batch marks the former batch as consumed. Raise `Corrupt` if the journal has
-        lost messages of an open transaction, and ``Unavailable`` if brokers lack some of them for a minute.
-        Other errors: see `MessageForm.resolve` and `read_batches`.
+        lost messages of an open transaction, and ``Unavailable`` if brokers lack such messages for a minute.
+        Other errors are those of `MessageForm.resolve` and `read_batches`.
         """
         params, sequencer = self._params, self._sequencer
         framing, times = await self._form.resolve(self._client, params.journal)
@@ -288,7 +288,7 @@ class CommittedReader(Generic[M]):
         self._sequencer.consumed()
 
     def _prune(self, clock: int) -> None:
-        """Forget silent producers once per hour of the journal. ``clock`` is that of its next messages."""
+        """Forget silent producers once in each hour of messages. ``clock`` is the clock of the next batch."""
         now_ns = int(self._client.clock.now() * 1e9)
         step = _HORIZON // AGE_STEPS
         latest = clock_at(now_ns) + _HORIZON
@@ -300,7 +300,7 @@ class CommittedReader(Generic[M]):
     def _skip(self, error: MalformedMessage) -> None:
         assert self._on_malformed is not None
         self._on_malformed(error)
-        # All messages before the frame are dequeued. A reader that resumes here passes over the frame.
+        # All messages before the frame are consumed. A reader that resumes here skips the frame.
         self._sequencer.consumed()
         self._sequencer.skip(error.journal, error.end)
 
@@ -314,13 +314,13 @@ class CommittedReader(Generic[M]):
     async def _replayed(
         self, wanted: ReplayRange, life: JournalLife | None
     ) -> AsyncGenerator[list[Envelope[M]], None]:
-        """Feed the range that the sequencer wants to read again. Yield the messages that become ready. Raise
-        ``Corrupt`` if the journal lacks a part of the range, or has another life."""
+        """Read a range again for the sequencer, and yield the messages that become ready. Raise ``Corrupt``
+        if the journal lacks a part of the range, or has another life."""
         journal, begin, end = wanted
         if begin < end:
             params = replace(self._params, offset=begin, end_offset=end, life=life, block=False)
             framing, times = await self._form.resolve(self._client, journal)
-            # Malformed frames of this range were reported when they were first read.
+            # The first read of this range has reported its malformed frames.
             skip = None if self._on_malformed is None else _ignore
             source = _KnownBytes(self._client, self._bytes_of(params))
             replay = read_batches(
@@ -338,8 +338,8 @@ class CommittedReader(Generic[M]):
 
 
 class _KnownBytes:
-    """A source of bytes that were read before. While no broker has them, ask again: a broker that waits for
-    bytes does not tell the life of its journal. Raise ``Unavailable`` after `_STALL_S` seconds of it."""
+    """A source of bytes that were read before. While no broker has the bytes, ask again, and after `_STALL_S`
+    seconds raise ``Unavailable``. Never let a broker wait: it would not report the journal's life."""
 
     def __init__(self, client: Client, reader: RetryReader) -> None:
         self._client = client
@@ -380,7 +380,7 @@ class _KnownBytes:
 
 
 def cannot_replay(wanted: ReplayRange, jump: OffsetJump) -> Corrupt:
-    """Return the error of a committed transaction of which the journal has lost a part."""
+    """Return the error for a committed transaction that the journal has lost in part."""
     return Corrupt(
         f"a transaction of {wanted.journal} cannot be read again: the journal has no bytes before offset"
         f" {jump.offset} any more",
@@ -391,4 +391,4 @@ def cannot_replay(wanted: ReplayRange, jump: OffsetJump) -> Corrupt:
 
 
 def _ignore(_error: MalformedMessage) -> None:
-    """Ignore a malformed frame."""
+    """Do nothing with a malformed frame."""

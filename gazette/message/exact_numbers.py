@@ -1,6 +1,6 @@
-"""Numbers of JSON that a float of Python cannot hold: they are refused, or kept as they stand. Pure.
+"""Refuse numbers of JSON that a float of Python cannot hold, or keep their digits. Pure.
 
-A text of up to 17 digits may stand for its nearest float: other programs write floats like that.
+A text of up to 17 digits may stand for its nearest float, since other programs write floats in that way.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 
 _SHORT: Final = 17
-"""Digits that are enough to name any float."""
+"""Number of digits that is enough to name any float."""
 _NORMAL_MIN: Final = 2.2250738585072014e-308
 """The least float with full precision."""
 
@@ -37,7 +37,7 @@ def exact_float(text: str) -> float:
 
 
 def _stands_for(text: str, value: float) -> bool:
-    """Return True if a text is short enough to name its nearest float, or has exactly the float's number."""
+    """Return True if a text has at most `_SHORT` digits, or is exactly the number of the float."""
     try:
         number = Decimal(text)
     except ArithmeticError:  # Its exponent has too many digits.

@@ -1,7 +1,7 @@
 """A fast check that messages read back equal, by the classes of the values in their fields. Pure.
 
 The check is one expression. It takes 40 to 500 ns, less than to decode a message again. Only types whose
-fields are all plain have such a check. A plain field holds a value, a container of values, or any JSON value.
+fields are all plain have a check. A plain field holds a value, a container of values, or any JSON value.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _KNOWN_BY_CLASS: Final = (
     *(inspect.BytesType, inspect.ByteArrayType, inspect.DateType, inspect.TimeDeltaType),
     *(inspect.DecimalType, inspect.UUIDType),
 )
-"""Types of fields whose values read back equal if they are of the right class."""
+"""Types of fields whose values read back equal if they have the right class."""
 _LISTS: Final = (inspect.ListType, inspect.VarTupleType, inspect.SetType, inspect.FrozenSetType)
 _CONSTRAINTS: Final = (
     *("ge", "gt", "le", "lt", "multiple_of", "pattern", "min_length", "max_length", "tz"),
@@ -36,14 +36,14 @@ _TEXT: Final = frozenset({str})
 
 
 class _ClassSaysTooLittle(Exception):
-    """A type with values whose class does not show whether they read back equal."""
+    """A type has values for which their class does not show that they read back equal."""
 
 
 def check_of(objects: Sequence[ObjectType], without: str) -> Callable[[Any], bool]:
-    """Return a function that returns True for a message that is known to read back equal. False: not known.
+    """Return a function that returns True for a message that surely reads back equal, and else False.
 
-    The function is `never_known` if classes do not show this for each field. ``without`` is a field to leave
-    out.
+    Return `never_known` if the classes of values do not suffice for each field. ``without`` is a field to
+    leave out.
     """
     fields = {f.name: f.type for part in objects for f in part.fields if f.name != without}
     names: dict[str, Any] = {"type": type, "int": int, "map": map, "sum": sum}
@@ -82,7 +82,7 @@ def is_json(value: Any, levels: int = STACK_RESERVE) -> bool:
 
 
 def _test(value: str, info: inspect.Type, names: dict[str, Any]) -> str:
-    """Return the test of a field, and add what it uses to ``names``.
+    """Return the test of a field as an expression, and add the values that it uses to ``names``.
 
     Raise ``_ClassSaysTooLittle`` if classes do not show that a value reads back equal.
     """
@@ -102,11 +102,10 @@ def _test(value: str, info: inspect.Type, names: dict[str, Any]) -> str:
 
 
 def _tests_within(value: str, part: inspect.Type, names: dict[str, Any]) -> Iterator[str]:
-    """Yield what remains to be tested of a value of the right class. For ``names`` and the error see
-    `_test`."""
+    """Yield the tests of a value beyond the test of its class. For ``names`` and the error see `_test`."""
     match part:
         case inspect.FloatType():
-            yield f"{value} - {value} == 0.0"  # Neither NaN nor an infinity.
+            yield f"{value} - {value} == 0.0"  # False for NaN and infinities.
         case inspect.DateTimeType() | inspect.TimeType():
             yield f"({value}.tzinfo is UTC or {value}.tzinfo is None and not {value}.fold)"
         case (
@@ -128,37 +127,37 @@ def _tests_within(value: str, part: inspect.Type, names: dict[str, Any]) -> Iter
 
 
 def _tests_of_all(values: str, info: inspect.Type, names: dict[str, Any]) -> Iterator[str]:
-    """Yield the tests of all elements of a container, which must need no test but that of their class."""
+    """Yield the tests of all elements of a container. Elements must need only the test of their class."""
     parts = alternatives(info)
     classes = frozenset(map(_class_of, parts))
     yield f"{_named(classes, names)}.issuperset(map(type, {values}))"
     if classes == {float}:
-        # Finite values may have an infinite sum: then the check returns False, which means not known.
+        # Finite values may have an infinite sum. The check is then False, which means only: not known.
         yield f"isfinite(sum({values}))"
     elif not all(isinstance(part, _KNOWN_BY_CLASS) for part in parts):
         raise _ClassSaysTooLittle
 
 
 def _class_of(part: inspect.Type) -> type:
-    """Return the class of the values of a type. Raise ``_ClassSaysTooLittle`` for a type with a constraint: a
-    value that violates it has the right class, and does not read back."""
+    """Return the class of the values of a type. Raise ``_ClassSaysTooLittle`` for a type with a constraint,
+    since a value of the right class may violate the constraint."""
     value_class = class_of(part)
     is_constrained = any(getattr(part, name, None) is not None for name in _CONSTRAINTS)
-    # A value of a Flag may combine members, and then be no member.
+    # A value of a Flag may combine members, and then is itself no member.
     if is_constrained or issubclass(value_class, Flag) or not _finds_members(value_class):
         raise _ClassSaysTooLittle
     return value_class
 
 
 def _finds_members(value_class: type) -> bool:
-    """Return False for an enum with a member that is not found by its value: ``__init__`` may change it."""
+    """Return False for an enum with a member that its value does not find: ``__init__`` may change values."""
     return not issubclass(value_class, Enum) or all(
         value_class._value2member_map_.get(member._value_) is member for member in value_class
     )
 
 
 def _named(value: Any, names: dict[str, Any]) -> str:
-    """Add a value to ``names``. Return the new name by which a test uses the value."""
+    """Add a value to ``names`` under a new name, for use in a test. Return that name."""
     name = f"k{len(names)}"
     names[name] = value
     return name

@@ -1,4 +1,4 @@
-"""Fields of messages that are keys: which kind of key a declared type has, and how a field is read. Pure."""
+"""Fields of messages that are keys: the encoding of a declared type, and the reading of a field. Pure."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class KeyField:
     """A field of a message type that is the key of its messages."""
 
     name: str
-    """Name of the field as messages hold it: of JSON, protobuf, or the number of a CSV column."""
+    """Name of the field in encoded messages: in JSON or protobuf, or the number of a CSV column."""
     encoding: KeyEncoding
     get: Callable[[Any], Any]
     """Function from a message to the value of the field."""
@@ -72,20 +72,20 @@ class KeyField:
     """Attribute of the message. Empty for records of CSV."""
 
     def key_of(self, message: Any) -> CanonicalKey:
-        """Return the key of a message. Raise ``Invalid`` that names the field and the value."""
+        """Return the key of a message. Raise an ``Invalid`` with field and value if the value is no key."""
         try:
             return self.encoding.encode(self.get(message))
         except Invalid as error:
             raise self.named(error) from error
 
     def named(self, error: Invalid) -> Invalid:
-        """Return an error of the key with the name of the field."""
+        """Return the error with the name of the field added."""
         return Invalid(error.message, path=f"key {self.name}", hint=error.hint)
 
 
 def declared_field(message_type: Any, attribute: str) -> KeyField:
-    """Return the field of an attribute of a message type. Raise ``Invalid`` for a declared type whose values
-    are no keys, and for a union whose types differ in the field."""
+    """Return the field of an attribute of a message type. Raise ``Invalid`` if the attribute's declared type
+    has values that are no keys, and for a union whose types differ in the field."""
     if isinstance(message_type, type) and issubclass(message_type, CSVRecord):
         return _csv_field(message_type, attribute)
     if (descriptor := getattr(message_type, "DESCRIPTOR", None)) is not None:
@@ -100,7 +100,7 @@ def declared_field(message_type: Any, attribute: str) -> KeyField:
 
 
 def reader_by_wire_name(message_type: Any, name: str) -> Callable[[Any], Any]:
-    """Return the function that reads the field of this name in messages.
+    """Return a function that reads the field ``name`` (its name in encoded messages) of a message.
 
     Raise ``Invalid`` if the message type has no such field. The function raises ``Invalid`` for a dict
     without the field.
@@ -130,7 +130,7 @@ def _item(message: dict[str, Any], name: str) -> Any:
 
 
 def wire_names_of(message_type: Any) -> list[tuple[str, str]]:
-    """Return pairs of an attribute and its name in messages. Empty if the fields are not known."""
+    """Return pairs of an attribute and its name in encoded messages; empty if the fields are not known."""
     if (descriptor := getattr(message_type, "DESCRIPTOR", None)) is not None:
         return [(field.name, field.name) for field in descriptor.fields]
     if (fields := getattr(message_type, "model_fields", None)) is not None:
@@ -145,8 +145,8 @@ def wire_names_of(message_type: Any) -> list[tuple[str, str]]:
 
 
 def _object_field(message_type: Any, attribute: str) -> KeyField:
-    """Return the field of a struct or dataclass, or of all types of a union. In other classes, keys are
-    encoded by the class of each value."""
+    """Return the field of a struct or dataclass, or of all types of a union. For any other class, the class
+    of each value decides how the key is encoded."""
     try:
         objects = inspect_objects(message_type)
     except (Invalid, TypeError):
@@ -164,8 +164,8 @@ def _object_field(message_type: Any, attribute: str) -> KeyField:
 
 
 def is_repeated(field: Any) -> bool:
-    """Return True if a field of Protobuf has any number of values. In old versions of the library, only
-    ``label`` says so."""
+    """Return True if a field of Protobuf is repeated. In old versions of the library, only ``label`` says
+    so."""
     repeated: bool = (
         field.is_repeated
         if hasattr(field, "is_repeated")
@@ -238,7 +238,7 @@ def _encoding_of_part(info: inspect.Type) -> KeyEncoding:
             return tuple_encoding([_part_of_tuple(item)], more=True)
         case inspect.CustomType(cls=cls):
             bases = (encoding for base, encoding in _BY_BASE if issubclass(cls, base))
-            # A subclass of a known type has the keys of that type, such as a class of pydantic.
+            # A subclass of a known type, such as a class of pydantic, has the keys of the known type.
             return next(bases, ANY)
     if (encoding := _BY_INFO.get(type(info))) is not None:
         return encoding

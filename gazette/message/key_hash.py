@@ -12,7 +12,7 @@ _FNV_OFFSET: Final = 0x811C9DC5
 _FNV_PRIME: Final = 0x01000193
 _NEWLINE: Final = ord("\n")
 _FEW: Final = 16
-"""For fewer keys, a loop over the bytes of each is faster."""
+"""For fewer keys, a loop over the bytes of each key is faster."""
 _HASHES_KEPT: Final = 1 << 16
 
 
@@ -26,7 +26,7 @@ def fnv32a(key: bytes, value: int = _FNV_OFFSET) -> int:
 def fnv32a_of_all(keys: Sequence[CanonicalKey]) -> Any:
     """Return an array of the hashes of many keys. Each step handles the bytes of all keys at one position.
 
-    Raise ``TypeError`` for a value that is no key, ``UnicodeEncodeError`` for a text that UTF-8 lacks.
+    Raise ``TypeError`` for a value that is no key, ``UnicodeEncodeError`` for a text with a lone surrogate.
     """
     if len(keys) < _FEW:
         return np.array([fnv32a(bytes_of_key(key)) for key in keys], np.uint32)
@@ -67,11 +67,11 @@ def _hash_any_lengths(content: bytes, ends: Any) -> Any:
     order = _longest_first(lengths)
     begins, lengths = (ends - lengths)[order], lengths[order]
     hashes = np.full(len(lengths), _FNV_OFFSET, np.uint32)
-    # Up to this length, `_FEW` keys or more have a byte at each position. For the rest of longer keys, a loop
-    # over each is faster.
+    # Up to this length, `_FEW` keys or more have a byte at each position. For the bytes beyond this length, a
+    # loop over each key is faster.
     common_length = int(lengths[_FEW - 1])
     counts = np.searchsorted(-lengths, -np.arange(common_length), side="left")
-    # Keys are in order, the longest first: those with a byte at this position are the first ``count``.
+    # The longest keys come first: only the first ``count`` keys have a byte at this position.
     for position, count in enumerate(counts):
         running = hashes[:count]
         running ^= data[begins[:count] + position]
@@ -86,14 +86,14 @@ def _hash_any_lengths(content: bytes, ends: Any) -> Any:
 
 
 def _longest_first(lengths: Any) -> Any:
-    """Return the order of keys, the longest first. 16-bit lengths are sorted several times as fast."""
+    """Return the order of keys, the longest first. Sorting 16-bit integers is several times as fast."""
     shortfalls = lengths.max(initial=0) - lengths
     dtype = np.uint16 if shortfalls.max(initial=0) < 1 << 16 else np.intp
     return np.argsort(shortfalls.astype(dtype), kind="stable")
 
 
 def bytes_of_key(key: CanonicalKey) -> bytes:
-    """Return the bytes that are hashed."""
+    """Return the bytes of a key, which are hashed."""
     return key.encode() if isinstance(key, str) else key
 
 

@@ -26,7 +26,7 @@ _PARTITION: Final = re.compile(r"(.+)/part-([0-9]{3,})")
 
 @dataclass(frozen=True, slots=True)
 class KeyRule:
-    """The mapping of messages of some journals by key: the hash of the key modulo ``partitions``."""
+    """How messages of some journals are mapped by key: by the hash of the key, modulo ``partitions``."""
 
     key: str
     """Value of the label `MESSAGE_KEY`: an encoded field, or ``function=`` and a name."""
@@ -41,7 +41,7 @@ class KeyRule:
 
     @classmethod
     def of_function(cls, function: Callable[[Any], Any], partitions: int) -> KeyRule:
-        """Return the rule for a function, which no other program can call."""
+        """Return the rule for a function. Other programs learn only its name."""
         name = getattr(function, "__name__", type(function).__name__).strip("<>")
         return cls(_FUNCTION + quote(name, safe=""), ANY.name, partitions)
 
@@ -97,10 +97,10 @@ class LabelledKeys:
         self._getters: dict[type, Callable[[Any], Any]] = {}
 
     def key_of(self, message: Any, given: Any = None) -> CanonicalKey:
-        """Return the key of a message. ``given`` is the key that its publisher gives, if any.
+        """Return the key of a message. ``given`` is the key that its publisher gives, or None.
 
-        Raise ``Invalid`` if the key is not known, cannot be a key, or differs from ``given``. With only one
-        partition, a key that is not known is the empty text.
+        Raise ``Invalid`` if the key is not known, cannot be a key, or differs from ``given``. If the key is
+        not known and there is only one partition, return the empty text.
         """
         encoding = self._encoding = self._encoding or encoding_named(self.rule.key_type)
         given_key = None if given is None else encoding.encode(given)
@@ -144,7 +144,7 @@ class LabelledKeys:
 
 
 def one_rule(journals: Sequence[JournalName], labels: Sequence[LabelSet]) -> KeyRule:
-    """Return the rule of journals that are all partitions of one declaration.
+    """Return the rule of journals that are all the partitions of one declaration.
 
     Raise ``Invalid`` if a partition is absent, or if a journal is no partition of the declaration.
     """
@@ -170,6 +170,6 @@ def one_rule(journals: Sequence[JournalName], labels: Sequence[LabelSet]) -> Key
 
 
 def partition_number(journal: JournalName) -> int | None:
-    """Return the number in the name of a partition, ``words/part-007``. None for another name."""
+    """Return the number in the name of a partition: 7 for ``words/part-007``. None for any other name."""
     match = _PARTITION.fullmatch(split_journal_meta(journal)[0])
     return None if match is None else int(match[2])

@@ -1,8 +1,8 @@
-"""Keys of messages: the one text, or the bytes, that stands for a value. Pure.
+"""Keys of messages: each value has one text, or bytes, that stand for it. Pure.
 
-Publishers, routes, joins, Spark and shards hash what `KeyEncoding.encode` returns. Values that are equal
-within a declared type have the same text. So messages with equal keys are in one partition. A value may also
-be given as text: in a path, in JSON, on a command line. The declared type decides how the text is read.
+Publishers, routes, joins, Spark and shards hash the result of `KeyEncoding.encode`. Equal values of a
+declared type have the same text. So messages with equal keys are in one partition. A caller may also give a
+value as text: in a path, in JSON, on a command line. The declared type decides how the text is read.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from gazette.message.value_parts import shown
 from gazette.runtime.decoders import json_decoder
 
 CanonicalKey: TypeAlias = str | bytes
-"""The bytes or text that are hashed. A text stands for its UTF-8."""
+"""The bytes or text of a key, which are hashed. A text is hashed as UTF-8."""
 
 DIGITS_MAX: Final = 1000
 """Greatest number of digits before the point, and after it, of a number that is a key."""
 _BITS_MAX: Final = 3300
-"""Bits of the greatest integer: less than `DIGITS_MAX` digits."""
+"""Bits of the greatest integer that is a key. It has less than `DIGITS_MAX` digits."""
 _TUPLE: Final = "tuple="
 _MORE: Final = ".."
-"""Last part of the name of an encoding, for tuples of any length."""
+"""Last part of the name of an encoding of tuples of any length."""
 _BARE: Final = (bool, int, float, Decimal)
-"""Types whose text stands in a tuple as it is. Values of other types stand there as JSON strings."""
+"""Types whose text stands in a tuple without quotes. Values of other types stand there as JSON strings."""
 
 
 def plain_text(text: str) -> str:
-    """Return a text as a plain ``str``: for a member of a ``(str, Enum)``, f-strings show its name."""
+    """Return a text as a plain ``str``: an f-string would show the name of a member of a ``(str, Enum)``."""
     return text if type(text) is str else str.__str__(text)
 
 
@@ -64,7 +64,7 @@ class KeyEncoding:
     """Function from a text of JSON or of a path to its key."""
 
     def encode(self, value: Any) -> CanonicalKey:
-        """Return the key of a value, or of its text. Raise ``Invalid`` that names the value."""
+        """Return the key of a value, or of its text. Raise ``Invalid`` if the value cannot be a key."""
         while isinstance(value, Enum):
             value = value.value
         if not isinstance(value, str):
@@ -81,8 +81,8 @@ def _text(value: str) -> str:
 
 
 def _text_of_value(value: Any) -> str:
-    """Return the text of bytes in UTF-8: requests of gRPC may have bytes in place of text. Raise ``Invalid``
-    for other bytes."""
+    """Return the text of bytes in UTF-8, since requests of gRPC may have bytes in place of text. Raise
+    ``Invalid`` for bytes that are no UTF-8."""
     try:
         return _bytes(value).decode()
     except UnicodeDecodeError as error:
@@ -137,8 +137,8 @@ def _integer_of_text(text: str) -> str:
 
 
 def _float(value: Any) -> str:
-    """Return the text of the nearest float, since readers decode each number as a float. Raise ``Invalid``
-    unless it is finite."""
+    """Return the text of the float nearest to a value, since readers decode each number as a float. Raise
+    ``Invalid`` if the float is not finite."""
     if not isinstance(value, int | float | Decimal):
         _refuse(value)
     try:
@@ -149,7 +149,7 @@ def _float(value: Any) -> str:
         raise no_key(value, "it equals no number") from error
     if not math.isfinite(number):
         raise no_key(value, "it equals no number")
-    # An integer compares equal to a float: both have the digits of the integer.
+    # A float may equal an integer: both then have the digits of the integer as their text.
     return str(int(number)) if number.is_integer() else _plain(Decimal(repr(number)))
 
 
@@ -177,8 +177,8 @@ def _decimal_of_text(text: str) -> Decimal:
 
 
 def _plain(number: Decimal) -> str:
-    """Return a number without an exponent, and without zeros that do not change its value. Raise ``Invalid``
-    unless it is finite, or for more than `DIGITS_MAX` digits."""
+    """Return the digits of a number, without an exponent and without superfluous zeros. Raise ``Invalid`` if
+    the number is not finite, or has more than `DIGITS_MAX` digits."""
     if not number.is_finite():
         raise no_key(number, "it equals no number")
     exponent = number.as_tuple().exponent
@@ -230,7 +230,7 @@ def _uuid_of_text(text: str) -> str:
 
 def _converted(text: str, kind: type, what: str, hint: str) -> Any:
     try:
-        # The parser of JSON, so that a text means what it means in a message.
+        # Use the parser of JSON, so that a text has the same meaning as in a message.
         return msgspec.convert(text, kind)
     except (msgspec.ValidationError, ValueError) as error:
         raise no_key(text, f"the key is {what}", hint) from error
@@ -246,8 +246,8 @@ def _any(value: Any) -> CanonicalKey:
 
 
 def _tuple_text(values: Sequence[Any], kinds: Sequence[KeyEncoding]) -> str:
-    """Return a JSON array of the texts of values. Different values of one type have different arrays. Raise
-    ``Invalid`` for a tuple within."""
+    """Return a JSON array of the texts of values. Different tuples of one type have different arrays. Raise
+    ``Invalid`` for a tuple within a tuple."""
     parts = []
     for value, encoding in zip(values, kinds, strict=True):
         while isinstance(value, Enum):
@@ -295,11 +295,11 @@ _BY_TYPE: Final[tuple[tuple[Any, KeyEncoding], ...]] = (
 
 
 _decode_array: Final = json_decoder(list[Any], float_hook=Decimal).decode
-"""Decoder of the text of a tuple, which keeps each digit of a number, as for a number alone."""
+"""Decoder of the text of a tuple. It keeps each digit of a number."""
 
 
 def tuple_encoding(kinds: Sequence[KeyEncoding], *, more: bool = False) -> KeyEncoding:
-    """Return the encoding of tuples of these kinds. With ``more``: any number of values of the only kind."""
+    """Return the encoding of tuples of these kinds. With ``more``, tuples have any number of ``kinds[0]``."""
     names = [encoding.name for encoding in kinds]
 
     def of_value(value: Any) -> str:
@@ -336,6 +336,6 @@ def encoding_named(name: str) -> KeyEncoding:
 
 
 def canonical_key(value: Any) -> CanonicalKey:
-    """Return the key of a value of any type, by the encoding for keys of functions. Raise ``Invalid`` that
-    names a value that cannot be a key."""
+    """Return the key of a value of any type, by the encoding for keys of functions. Raise ``Invalid`` if the
+    value cannot be a key."""
     return ANY.encode(value)

@@ -1,7 +1,7 @@
-"""The time of messages by the label of their journal: `LabelledTime`. Pure.
+"""The time of messages as the label of their journal says: `LabelledTime`. Pure.
 
-A declaration labels its journals with the field as messages hold it, its unit, and the greatest `ahead`.
-Publishers and readers that have only the journals use the label.
+A declaration labels its journals with the time of their messages: the field's name in encoded messages, its
+unit, and the greatest `ahead`. Publishers and readers that have only the journals use the label.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _KINDS_KEPT: Final = 1024
 
 
 class LabelledTime(MessageTime):
-    """The time of messages as their journals' label says. ``field`` is its name in JSON and protobuf, or the
-    name of a function with `FUNCTION` at its end."""
+    """The time of messages as their journals' label says. ``field`` is the name of the field in JSON and
+    protobuf, or the name of a function with `FUNCTION` at its end."""
 
     @property
     def name(self) -> str:
@@ -36,7 +36,7 @@ class LabelledTime(MessageTime):
 
     @property
     def unbounded(self) -> LabelledTime:
-        """This time without a bound, for readers. They have no watermark that a time could move too far."""
+        """This time without a bound, for readers: they have no watermark that a time could move too far."""
         return replace(self, ahead=timedelta.max)
 
     @property
@@ -57,7 +57,7 @@ class LabelledTime(MessageTime):
         return super()._hint
 
     def read(self, message: Any) -> int | str:
-        """Return the time in Unix microseconds, or why the message has none, or why it is not known here."""
+        """Return the time in Unix microseconds, or the reason why it is missing or not known here."""
         if self._is_of_function:
             return "is what a function of its application returns, which is not known here without time="
         if isinstance(message, bytes):
@@ -74,7 +74,7 @@ class LabelledTime(MessageTime):
         return value_if_set(message, attribute) if is_proto else getattr(message, attribute)
 
     def _decoded(self, value: Any) -> Any:
-        """Return a value of a dict as the declared type decodes it."""
+        """Return a value of a dict as the declared type would decode it."""
         if self.unit is None and isinstance(value, str):
             return msgspec.convert(value, datetime)
         return value
@@ -107,8 +107,8 @@ def labelled_time(text: str) -> LabelledTime:
 def label_of_time(time: MessageTime, kinds: Iterable[Any]) -> str:
     """Return the label for the time of messages of these types.
 
-    If the types name the field differently, label the time as a function's: only the application knows it.
-    """
+    If the types name the field differently, label the time as that of a function: only the application can
+    read it."""
     unit, ahead = time.unit or "", "" if time.has_default_ahead else str(time.ahead // _MICROSECOND)
     return "/".join((_label_of_field(time, kinds), unit, ahead)).rstrip("/")
 
@@ -124,6 +124,6 @@ def _label_of_field(time: MessageTime, kinds: Iterable[Any]) -> str:
 
 @lru_cache(maxsize=_KINDS_KEPT)
 def _attribute_of(kind: type, name: str) -> str:
-    """Return the attribute of a type whose name in messages is ``name``."""
+    """Return the attribute of a type whose name in encoded messages is ``name``."""
     attributes = (attribute for attribute, wire_name in wire_names_of(kind) if wire_name == name)
     return next(attributes, name)

@@ -1,6 +1,6 @@
-"""Mappings of messages to journals, and the partitions that they choose from.
+"""Mappings of messages to journals, and the partitions that mappings choose from.
 
-A mapping is a function from a message to a `Partition`. At each call it reads an immutable snapshot of the
+A mapping is a function from a message to a `Partition`. Each call reads an immutable snapshot of the
 partitions. So any thread may use a mapping, while a `PartitionWatch` on the event loop makes new snapshots.
 """
 
@@ -35,11 +35,11 @@ class Partition(NamedTuple):
     journal: JournalName
     content_type: str
     message_types: tuple[type, ...] = ()
-    """Types that its messages may have, if a declaration says so. Empty: any."""
+    """Types of its messages that a declaration permits. Empty if any type is permitted."""
     uuid: str = ""
-    """Place of the UUID in its messages. Empty: as their type says, or else the field ``uuid``."""
+    """Place of the UUID in its messages. If empty, the place that their type names, or else ``uuid``."""
     time: MessageTime | str = ""
-    """Time of its messages: as declared, or the text of the journal's label. Empty: publishers' clocks."""
+    """Time of its messages: as declared, or the text of the journal's label. If empty, publishers' clocks."""
 
     @property
     def message_time(self) -> MessageTime | None:
@@ -50,10 +50,10 @@ class Partition(NamedTuple):
             return labelled_time(self.time) if self.time else None
 
     def require_type(self, kind: type) -> None:
-        """Raise ``Invalid`` if messages of a type do not belong here.
+        """Raise ``Invalid`` unless messages of a type may be in this journal.
 
-        A subclass is another type: readers would decode the declared type, without the fields of the
-        subclass. Types with their own codec decide that themselves.
+        A subclass of a declared type is refused: readers would decode the declared type, and lose the fields
+        of the subclass. Only a declared type that supplies its own codec permits subclasses.
         """
         types = self.message_types
         if not types or kind in types or issubclass(kind, self._with_own_codec()):
@@ -67,8 +67,8 @@ class Partition(NamedTuple):
         )
 
     def with_uuid(self, place: str) -> Partition:
-        """Return the partition with ``place`` as its place of UUIDs; empty: with its own place. Raise
-        ``Invalid`` if the partition has another place."""
+        """Return the partition with ``place`` as its place of UUIDs; if ``place`` is empty, the partition
+        itself. Raise ``Invalid`` if the partition has another place."""
         if self.uuid and place and self.uuid != place:
             raise Invalid(
                 f"journal {self.journal} has the UUIDs of messages in {self.uuid}, and not in {place}",
@@ -92,8 +92,8 @@ def _partition_of(spec: JournalSpec) -> Partition:
 
 
 class Partitions:
-    """An immutable snapshot of partitions, in the order that they are given in: by name, since keys choose by
-    position."""
+    """An immutable snapshot of partitions. Give them in the order of their names, since a key chooses a
+    partition by its position."""
 
     __slots__ = ("_hashes", "_keys", "all", "is_keyed", "labels")
 
@@ -102,21 +102,21 @@ class Partitions:
         self.labels = tuple(labels)
         """Labels of each partition; empty if the labels are not known."""
         self.is_keyed = any(label_set.values_of(MESSAGE_KEY) for label_set in self.labels)
-        """True if labels say by which key messages are mapped."""
+        """True if labels name the key by which messages are mapped."""
         self._hashes: Any = None
         """Hashes of the journals' names, computed by the first `choose`."""
         self._keys: LabelledKeys | None = None
 
     @classmethod
     def of_specs(cls, specs: Iterable[JournalSpec]) -> Partitions:
-        """Return the partitions of specifications. Labels say content types, places of UUIDs, and times."""
+        """Return the partitions of specifications. Labels give content type, place of the UUID, and time."""
         ordered = sorted(specs, key=lambda spec: spec.name)
         return cls((_partition_of(spec) for spec in ordered), [spec.labels for spec in ordered])
 
     def keys(self) -> LabelledKeys | None:
-        """Return the keys of messages by the labels; None if no label names a key.
+        """Return the keys of messages as the labels say; None if no label names a key.
 
-        Raise ``Invalid`` unless the partitions are all partitions of one declaration.
+        Raise ``Invalid`` unless the partitions are all the partitions of one declaration.
         """
         if self._keys is None and self.is_keyed:
             journals = [partition.journal for partition in self.all]
@@ -124,7 +124,7 @@ class Partitions:
         return self._keys
 
     def of_key(self, key: CanonicalKey) -> Partition:
-        """Return the partition of a key. Raise ``NotFound`` without partitions."""
+        """Return the partition of a key. Raise ``NotFound`` if there are no partitions."""
         if not self.all:
             raise no_partitions()
         return self.at(hash_of_key(key))
@@ -150,15 +150,15 @@ Mapping: TypeAlias = Callable[[M], Partition]
 Key: TypeAlias = Callable[[M], Any]
 """Function from a message to its key. Messages with equal keys go to the same partition.
 
-`gazette.message.keys` says which values are keys, and what is hashed for each.
+`gazette.message.keys` says which values are keys, and which bytes of each value are hashed.
 """
 
 
 class _Choices(dict[CanonicalKey, Partition]):
     """Partitions of recent keys, all of one snapshot. Any thread may use it.
 
-    Its keys are texts and bytes, which are found in one step. Other values are encoded first. So values that
-    are equal in Python, such as 1 and True, are never mistaken for each other.
+    Look up a text or bytes directly; encode any other value first. So values that are equal in Python, such
+    as 1 and True, never get each other's partition.
     """
 
     __slots__ = ("_choose", "_encoding", "partitions")
@@ -185,12 +185,12 @@ class _Choices(dict[CanonicalKey, Partition]):
         return partition
 
     def of_value(self, value: Any) -> Partition:
-        """Return the partition of a value that no dictionary can hold, such as a bytearray."""
+        """Return the partition of a value that cannot be a key of a dict, such as a bytearray."""
         return self[self._encoding.encode(value)]
 
 
 def _check_labels(partitions: Partitions, choose: Callable[[Partitions, int], Partition]) -> None:
-    """Raise ``Invalid`` if labels say that keys are mapped in another way than by ``choose``."""
+    """Raise ``Invalid`` if labels say that messages are mapped otherwise than by ``choose``."""
     keys = partitions.keys()
     if keys is not None and choose is not Partitions.at:
         raise Invalid(
@@ -232,7 +232,7 @@ def fixed_mapping(
     uuid: str = "",
     time: MessageTime | str = "",
 ) -> Mapping[Any]:
-    """Map every message to one journal. ``time`` is the time of its messages, or the label of the time."""
+    """Map every message to one journal. ``time`` is the time of its messages, or the text of its label."""
     partition = Partition(journal, content_type, message_types, uuid, time)
     return lambda _message: partition
 
@@ -260,19 +260,19 @@ def modulo_mapping(
 ) -> Mapping[M]:
     """Map messages with equal keys to the same partition, until the number of partitions changes.
 
-    When the number changes, at least half of the keys move. Use this where an application joins the n-th
-    partitions of several sources that have the same number of partitions.
+    When the number changes, at least half of the keys move. Use this mapping if an application joins the
+    n-th partitions of several sources that have the same number of partitions.
 
-    ``encoding`` says how values of ``key`` that are neither text nor bytes are encoded. The mapping raises
+    ``encoding`` encodes those values of ``key`` that are neither text nor bytes. The mapping raises
     ``Invalid`` for a value that cannot be a key.
     """
     return _mapping_by_key(partitions, key, encoding, Partitions.at)
 
 
 def rendezvous_mapping(partitions: PartitionsFunc, key: Key[M]) -> Mapping[M]:
-    """Map messages with equal keys to the same partition. A new partition takes some keys over, and all
-    others stay. Partitions may get unequal shares of the keys. See `modulo_mapping` for the values that are
-    keys."""
+    """Map messages with equal keys to the same partition. A new partition takes over some keys; all other
+    keys stay where they are. Partitions may get unequal shares of the keys. The mapping raises ``Invalid``
+    for a value that cannot be a key."""
     return _mapping_by_key(partitions, key, ANY, Partitions.choose)
 
 
@@ -299,7 +299,7 @@ class _Listed(Protocol):
 
 
 class JournalSnapshot(Protocol):
-    """The result of a watch of journals: `gazette.client.journals.JournalList`."""
+    """One result of a watch of journals, such as `gazette.client.journals.JournalList`."""
 
     @property
     def journals(self) -> tuple[_Listed, ...]: ...
@@ -321,7 +321,7 @@ class PartitionWatch:
         self._ready = asyncio.Event()
 
     def __call__(self) -> Partitions:
-        """Return the partitions as last reported. Before `ready` returns there are none."""
+        """Return the partitions as last reported. Before the first report, return no partitions."""
         return self._current
 
     async def run(self) -> None:
@@ -338,5 +338,5 @@ class PartitionWatch:
             self._ready.set()
 
     async def ready(self) -> None:
-        """Wait for the first report. The report may hold no partitions."""
+        """Wait for the first report. Even that report may have no partitions."""
         await self._ready.wait()

@@ -18,7 +18,7 @@ class Message(msgspec.Struct, kw_only=True):
     """
 
     uuid: str = ""
-    """Canonical text, empty until published. A message that is read without a UUID is never deduplicated."""
+    """The UUID as canonical text, empty before publishing. A message without a UUID is never deduplicated."""
 
 
 class CSVRecord(list[str]):
@@ -45,7 +45,7 @@ class CSVRecord(list[str]):
 
 
 class Acknowledgement:
-    """An acknowledgement whose frame holds a UUID, and none of the other fields of its type."""
+    """An acknowledgement whose frame holds only a UUID, without the other fields of the message type."""
 
     __slots__ = ("uuid",)
 

@@ -1,7 +1,7 @@
 """The time of messages, from a field of their type: `MessageTime`. Pure.
 
-A time is read once, when its message is decoded. If it cannot be used, the envelope keeps the reason. The
-reason becomes an error when the message is consumed. So a message that never commits causes no error.
+A time is read once, when its message is decoded. If the time cannot be used, the envelope keeps the reason,
+which becomes an error when the message is consumed. So a message that never commits causes no error.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _MICROSECOND: Final = timedelta(microseconds=1)
 FIRST_US: Final = (datetime.min.replace(tzinfo=UTC) - _EPOCH) // _MICROSECOND
 """Begin of the year 1 in UTC, in Unix microseconds."""
 LAST_US: Final = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // _MICROSECOND
-"""Last microsecond of the year 9999 in UTC."""
+"""Last microsecond of the year 9999 in UTC, in Unix microseconds."""
 _UNIT_NS: Final = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
 FUNCTION: Final = "--"
-"""Suffix that marks the name of a function in the text of a time. No name of a field has it."""
+"""Suffix that marks the name of a function in the text of a time. No name of a field ends with it."""
 _AHEAD: Final = timedelta(days=1)
 _UNITS: Final = "s, ms, us or ns"
 NO_UNIT: Final = f'Declare its unit ({_UNITS}): time=MessageTime("at", unit="ms").'
@@ -53,26 +53,26 @@ class UnusableTime(Corrupt):
 
 @dataclass(frozen=True)
 class MessageTime:
-    """Where messages hold the time of their event: a field, or a function of the message.
+    """The time of the event that a message is about: a field of messages, or a function of them.
 
         Source("orders", Order, time="ordered_at")
         Source("clicks", Click, time=MessageTime("at", unit="ms"))
 
     The value is a ``datetime`` with a zone, or a protobuf ``Timestamp``. An ``int`` or ``float`` counts from
-    1970 in UTC, and needs a ``unit``. Times count in whole microseconds.
+    1970 in UTC, and needs a ``unit``. Times have whole microseconds.
     """
 
     field: str | Callable[[Any], Any]
     """Name of the field, or a function from a message to its time."""
     _: KW_ONLY
     unit: TimeUnit | None = None
-    """Unit of numbers: ``s``, ``ms``, ``us`` or ``ns``. None: values are no numbers."""
+    """Unit of numbers: ``s``, ``ms``, ``us`` or ``ns``. None if the values are no numbers."""
     ahead: timedelta = _AHEAD
     """Longest duration by which the time of a message may be after its publication. A later time is an error
-    of the message: it would move the watermark forward, and the watermark never goes back."""
+    of the message, since it would move the watermark forward, which never goes back."""
 
     def __post_init__(self) -> None:
-        """Raise ``Invalid`` for a field, a unit or a bound of another kind."""
+        """Raise ``Invalid`` for a value of a field that is not as its docstring says."""
         field: Any = self.field
         if not callable(field) and not (isinstance(field, str) and field):
             raise Invalid(
@@ -91,12 +91,12 @@ class MessageTime:
             )
 
     def __hash__(self) -> int:
-        """Return a cheap hash: publishing hashes a partition, and so its time, for each message."""
+        """Return a cheap hash: publishing hashes a partition with its time for each message."""
         return hash(self.field)
 
     @classmethod
     def of(cls, given: str | Callable[[Any], Any] | MessageTime | None) -> MessageTime | None:
-        """Return the `MessageTime` for a field, a function, or a `MessageTime`. None stays None."""
+        """Return the `MessageTime` of a field or function. Return a `MessageTime` or None as it is."""
         return given if given is None or isinstance(given, cls) else cls(given)  # type: ignore[arg-type]
 
     @property
@@ -108,13 +108,13 @@ class MessageTime:
 
     @property
     def text(self) -> str:
-        """Field or function, and unit, for a label. Declarations of equal meaning have equal texts."""
+        """Field or function, and unit, as a text. Declarations of equal meaning have equal texts."""
         text = _clean(self.name) if isinstance(self.field, str) else self.text_of_function
         return text if self.unit is None else f"{text}/{self.unit}"
 
     @property
     def text_of_function(self) -> str:
-        """Name of the function, as a label has it."""
+        """Name of the function in a label."""
         return _clean(f"{self.name}{FUNCTION}")
 
     @property
@@ -123,7 +123,7 @@ class MessageTime:
         return self.ahead == _AHEAD
 
     def require(self, message: Any, journal: JournalName, published_us: int) -> None:
-        """Raise ``Invalid`` for a message that is to be published now, and whose time readers cannot use.
+        """Raise ``Invalid`` for a message to be published now, if readers could not use its time.
 
         ``published_us`` is the time of the clock in its UUID, in Unix microseconds.
         """
@@ -145,8 +145,8 @@ class MessageTime:
         return f"Set {self.name} before publishing."
 
     def read_bounded(self, message: Any, published_us: int) -> int | str:
-        """Return the result of `read`, or a reason if the time is after ``published_us`` by more than
-        ``ahead``."""
+        """Return the result of `read`. If the time is after ``published_us`` by more than ``ahead``, return
+        that as a reason."""
         at_us = self.read(message)
         if isinstance(at_us, int) and at_us > published_us + self._ahead_us:
             excess = timedelta(microseconds=at_us - published_us)
@@ -158,7 +158,7 @@ class MessageTime:
         return self.ahead // _MICROSECOND
 
     def read(self, message: Any) -> int | str:
-        """Return the time of a message in Unix microseconds, or why it has none."""
+        """Return the time of a message in Unix microseconds, or the reason why it has no usable time."""
         try:
             value = self._value_of(message)
             at_us = self._unix_us(value)
@@ -176,7 +176,7 @@ class MessageTime:
         return value_if_set(message, self.field) if is_proto else value
 
     def _unix_us(self, value: Any) -> int | str:
-        """Return a value as a time in Unix microseconds, or why it is no time."""
+        """Return a value as a time in Unix microseconds, or the reason why it is no time."""
         if value is None:
             return "is missing"
         if isinstance(value, datetime):
@@ -199,8 +199,8 @@ class MessageTime:
 class TimeReader:
     """Reads the times of messages of one journal. ``now`` returns the wall time in Unix seconds.
 
-    A time may be ``ahead`` of the clock in the message's UUID: this bound is the same at each reading.
-    Without a UUID, a time may be ``ahead`` of ``now``.
+    A time may be at most ``ahead`` after the clock in the message's UUID: so every reading has the same
+    bound. Without a UUID, a time may be at most ``ahead`` after ``now``.
     """
 
     def __init__(self, time: MessageTime, now: Callable[[], float]) -> None:
@@ -209,14 +209,14 @@ class TimeReader:
         self._ahead_us = time.ahead // _MICROSECOND
 
     def read_all(self, messages: Sequence[Any], clocks: Sequence[int]) -> list[int | str]:
-        """Return for each message its time in Unix microseconds, or why it has none.
+        """Return for each message its time in Unix microseconds, or the reason why it has no usable time.
 
-        ``clocks`` are the clocks in the messages' UUIDs. 0: the message has no UUID of a publisher.
+        ``clocks`` are the clocks in the messages' UUIDs, 0 for a message without a publisher's UUID.
         """
         return [self._bounded(*pair) for pair in zip(messages, clocks, strict=True)]
 
     def _bounded(self, message: Any, clock: int) -> int | str:
-        # The check of `MessageTime.read_bounded` without its calls: this runs once for each message.
+        # Check as `MessageTime.read_bounded` does, without its calls: this runs once for each message.
         at_us = self.time.read(message)
         if isinstance(at_us, str):
             return at_us
@@ -227,7 +227,7 @@ class TimeReader:
 
 
 def value_if_set(message: Any, attribute: str) -> Any:
-    """Return a field of a protobuf message. None for a Timestamp that is not set: it reads as 1970."""
+    """Return a field of a protobuf message; None for a Timestamp that is not set, since it reads as 1970."""
     value = getattr(message, attribute)
     return None if _is_timestamp(value) and not message.HasField(attribute) else value
 
@@ -258,7 +258,7 @@ def unusable(
 def no_clock(
     journal: JournalName, begin: Offset, end: Offset, place: str | None = None
 ) -> UnusableTime:
-    """Return the error of a message that needs the clock in a publisher's UUID as its time, and has no UUID.
+    """Return the error of a message without a UUID, whose time would be the clock in that UUID.
 
     ``place`` is the place of the UUID, if it is known.
     """

@@ -1,7 +1,6 @@
-"""Numbers in payloads that JSON does not have, such as ``NaN``. Pure.
+"""Literals of numbers that JSON does not have, such as ``NaN``. Pure.
 
-Lines of other programs may hold such literals. Where a message's type says float, they are read as Spark
-reads them.
+Lines of other programs may hold such literals. For a field of type float, they are read as Spark reads them.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ def holds_floats(info: inspect.Type) -> bool:
 
 
 def decoded(decode: Callable[[bytes], Any], payload: bytes) -> Any | None:
-    """Decode a payload with literals such as ``NaN``, each in place of a float of the message.
+    """Return the message of a payload in which literals such as ``NaN`` stand in place of floats.
 
     Return None for any other payload. ``decode`` is the strict decoder of the type; its errors are raised.
     """
@@ -49,10 +48,10 @@ def decoded(decode: Callable[[bytes], Any], payload: bytes) -> Any | None:
 
 
 class _Marks:
-    """A payload in which finite numbers stand for literals, until it is decoded."""
+    """A payload in which finite numbers stand for the literals, so that it can be decoded."""
 
     def __init__(self, payload: bytes, literals: Sequence[bytes]) -> None:
-        # Numbers that the payload does not have take the places of the literals, one for each literal.
+        # For each literal, take a number that the payload does not have.
         texts = (f"0.{number:012}1".encode() for number in range(1 << 30, 1 << 31))
         unused = (text for text in texts if text not in payload)
         by_literal = {literal: next(unused) for literal in dict.fromkeys(literals)}
@@ -61,10 +60,11 @@ class _Marks:
             lambda match: match[0] if match[1] is None else by_literal[match[1]], payload
         )
         self.left = len(literals)
-        """Literals that were not found as floats of the message so far."""
+        """Number of literals that `restored` has not found as floats of the message yet."""
 
     def restored(self, value: Any) -> Any:
-        """Replace each number that stands for a literal by its float, in place if the class permits that."""
+        """Return ``value`` with the floats of the literals in place of their numbers. Change ``value`` itself
+        if its class permits that."""
         value_class = type(value)
         if value_class is float:
             if value not in self._numbers:

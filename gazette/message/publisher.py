@@ -2,8 +2,8 @@
 
 Readers rely on this: in each journal, the clocks of a producer ascend. Readers drop a message after a
 greater clock as a duplicate. So a message gets its clock and its place in its journal in one step, under one
-lock, whatever threads and transactions do. A committed message is enqueued in that step. Uncommitted
-messages wait in line first. Every later message of this publisher to the same journal goes after them.
+lock that all threads and transactions share. That step also enqueues a committed message. An uncommitted
+message waits in a line, and every later message of this publisher to the same journal goes after it.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 JOURNAL_BUFFER_BYTES: Final = 256 << 10
-"""Bytes of uncommitted content of one journal that are gathered before an append."""
+"""Bytes of uncommitted content of one journal that wait in memory before an append."""
 BUFFER_BYTES_MAX: Final = 8 << 20
-"""Bytes of uncommitted content of all journals that are gathered."""
+"""Bytes of uncommitted content of all journals that wait in memory before an append."""
 OBSERVE_S: Final = 0.0005
 """Seconds by which the clock of a publisher may be behind the wall clock."""
 HELD_BYTES_MAX: Final = 32 << 20
-"""Bytes that a `Publisher.hold` without ``strict`` keeps back. With more, `Publisher.roll_back` raises."""
+"""Bytes that a `Publisher.hold` without ``strict`` keeps back. Beyond them, `Publisher.roll_back` raises."""
 
 
 class JournalAppends(Protocol):
@@ -70,7 +70,7 @@ class Appends(Protocol):
 
 
 class _Line:
-    """Frames that wait in line for one journal, and are not appended yet, with their UUIDs."""
+    """Frames, with their UUIDs, that wait for an append to one journal."""
 
     __slots__ = ("acknowledgement", "appends", "buffer", "has_transactions", "journal")
 
@@ -79,10 +79,10 @@ class _Line:
         self.appends = appends
         self.buffer = bytearray()
         self.acknowledgement: Callable[[bytes], bytes] | None = None
-        """Encoder of the frame that ends the running transaction, if the transaction published here."""
+        """Encoder of the acknowledgement's frame, if the running transaction has published to the journal."""
         self.has_transactions = False
-        """True once a transaction has published here. Then committed messages have another producer: readers
-        drop a producer's pending messages when it publishes one outside of transactions."""
+        """True once a transaction has published to the journal. Then committed messages have the second
+        producer: readers drop a producer's pending messages at its next message outside of transactions."""
 
 
 class _Hold:
@@ -93,13 +93,13 @@ class _Hold:
     def __init__(self, *, strict: bool) -> None:
         self.strict = strict
         self.lines: dict[_Line, tuple[int, bool]] = {}
-        """The lines that grew since the hold began, each with its former length in bytes. True: the
-        transaction had not published to the line before."""
+        """The lines that grew since the hold began. Each has its former length in bytes, and True if the
+        transaction had not published to the line before the hold."""
         self.no_undo_reason = ""
         """Why the messages cannot be undone; empty if they can."""
 
     def keeps_back(self, buffered_bytes: int) -> bool:
-        """Return True if messages must stay in their lines. ``buffered_bytes`` is what all lines have."""
+        """Return True if messages must stay in their lines. All lines have ``buffered_bytes``."""
         if self.no_undo_reason:
             return False
         if self.strict or buffered_bytes < HELD_BYTES_MAX:
@@ -109,12 +109,12 @@ class _Hold:
 
 
 class _Form(NamedTuple):
-    """Framing of messages of one type, and the functions that stamp and frame one."""
+    """Framing of messages of one type, and the functions that stamp and frame a message."""
 
     framing: Framing[Any]
     stamp: Stamper[Any]
     stamp_beside: Stamper[Any]
-    """Function for committed messages of a journal with transactions: for the second producer."""
+    """Function for the second producer. It stamps committed messages in a journal with transactions."""
 
 
 class _Route:
@@ -139,10 +139,10 @@ class _Route:
         self.form = form
         self.line = line
         self.time = time
-        # Copies for `commit`: to find them through other objects takes time.
+        # Copies for `commit`, since a look-up through other objects takes time.
         self._appends = line.appends
         self._buffer = line.buffer
-        # Code of the application may take any time, and the lock of appends must not be held so long.
+        # Code of the application may take any time, and must not run under the lock of appends.
         self._is_plain = form.framing.codec.plain_encode_into is not None
         self._length_max = publisher._frame_bytes_max
         self._lock = publisher._lock
@@ -152,8 +152,8 @@ class _Route:
     def commit(self, message: Any) -> OpFuture[AppendResult]:
         """Publish one message, as `Publisher.publish_committed_batch` publishes many.
 
-        This is most of the cost of publishing one by one. So the lock is taken without a `with`, at half the
-        cost. A message is encoded into the buffer in which it waits. `Publisher._enqueue_committed` handles
+        This is most of the cost of publishing one by one. So take the lock without a `with`, at half the
+        cost, and encode the message into the buffer in which it waits. `Publisher._enqueue_committed` handles
         unusual cases.
         """
         publisher, lock = self._publisher, self._lock
@@ -192,15 +192,15 @@ class Publisher:
     """Publishes messages as one producer. A shard has a new publisher after each promotion. In a journal to
     which its transactions publish, a publisher's committed messages have a second producer.
 
-    ``clock`` is the clock of the producer. With a ``wall_clock``, messages move ``clock`` to the
-    present time, whenever it is `OBSERVE_S` behind. Without one, the owner of ``clock`` does that.
+    ``clock`` is the clock of the producer. With a ``wall_clock``, publishing moves ``clock`` to the
+    present time, whenever it is `OBSERVE_S` behind. Without a ``wall_clock``, the owner of ``clock`` does so.
 
     Any thread may call the methods for committed messages. The methods for uncommitted messages
     serve one transaction: call them from the thread that runs it.
 
-    Publishing sets the ``uuid`` of a message. A frozen message is left as it was. The message's
-    type and the journal's content type determine the framing. The first spelling of a journal's
-    metadata segment is used for all its appends.
+    Publishing sets the ``uuid`` of a message, but leaves a frozen message as it was. The message's
+    type and the journal's content type determine the framing. All appends to a journal use the metadata
+    segment of the name that was used first.
     """
 
     def __init__(
@@ -219,20 +219,20 @@ class Publisher:
         self._mint_beside = UuidMint(other_producer(producer), clock)
         self._wall_now = None if wall_clock is None else wall_clock.now
         self._stale_at = -math.inf
-        """Wall time in seconds at which the clock is moved next. This time never goes back."""
+        """Wall time in seconds at which publishing moves the clock next. It never goes back."""
         self._frame_bytes_max = frame_bytes_max
         self._lock = clock.lock
         """Lock that guards all fields below, and the order of clocks. Its holder waits for nothing, and takes
         no other lock but the append service's."""
         self._user_code_thread = 0
-        """Thread in which code of the application runs under the lock; 0 if none does."""
+        """Thread in which code of the application runs under the lock; 0 if no such code runs."""
         self._type_routes: dict[type, _TypeRoutes] = {}
         self._forms: dict[tuple[type, str, str], _Form] = {}
-        """By type, content type, and place of the UUID."""
+        """The forms by message type, content type, and place of the UUID."""
         self._lines: dict[JournalName, _Line] = {}
-        """By name of the journal without metadata."""
+        """The lines by name of the journal without metadata."""
         self.buffered_bytes = 0
-        """Bytes that were published uncommitted and are not enqueued yet."""
+        """Bytes of uncommitted messages that are not enqueued yet."""
         self._transaction: list[_Line] = []
         """Lines of the journals that the running transaction published to."""
         self._hold: _Hold | None = None
@@ -256,12 +256,12 @@ class Publisher:
         UUID.
 
         Raise `NotFound` if there is no partition. Raise `Invalid` if the content type is unknown, if the
-        message does not fit its type, if a declaration gives the journal another type, and if the time that
-        the journal declares cannot be used. Raise ``NotAllowed`` for a journal with messages of a strict
-        `hold`. Raise ``Closed`` once the append service is closed. Errors of ``validate()`` reach the caller.
+        message does not fit its type, if a declaration gives the journal another type, or if the message's
+        declared time cannot be used. Raise ``NotAllowed`` for a journal with messages of a strict `hold`.
+        Raise ``Closed`` once the append service is closed. Errors of ``validate()`` reach the caller.
         After an error nothing is published.
 
-        May wait for brokers that are behind, but never on the event loop.
+        A thread may wait for brokers that are behind; the event loop never waits.
         """
         return self._route(mapping, message).commit(message)
 
@@ -271,9 +271,9 @@ class Publisher:
         """Publish many messages that are each committed at once, in order per journal.
 
         This is several times faster than one by one. Return a future for each journal. Validate and map all
-        messages before publishing any. Raise `Invalid` for a message that cannot be mapped: then nothing is
-        published. Raise it, too, for one that does not fit its type. Then no message of that type and journal
-        is published, but others may be.
+        messages before publishing any. Raise `Invalid` for a message that cannot be mapped, and publish
+        nothing. Raise `Invalid` also for a message that does not fit its type. Then all messages of that type
+        and journal are unpublished, but others may be published.
         """
         futures = {}
         for form, line, group in self._groups(mapping, messages):
@@ -292,7 +292,7 @@ class Publisher:
     def _groups(
         self, mapping: Mapping[M], messages: Iterable[M]
     ) -> list[tuple[_Form, _Line, list[M]]]:
-        """Validate and map messages. Return them by line and form, in order within each group."""
+        """Validate and map messages. Return groups of messages with the same form and line, each in order."""
         groups: dict[tuple[int, int], tuple[_Form, _Line, list[M]]] = {}
         for message in messages:
             route = self._route(mapping, message)
@@ -340,7 +340,7 @@ class Publisher:
     def publish_uncommitted(self, mapping: Mapping[M], message: M) -> None:
         """Publish a message that is pending until the acknowledgement of `build_ack_intents` is appended.
 
-        Content is gathered, and enqueued before `build_ack_intents` returns. Raise `Invalid` for a type
+        Content waits in memory; `build_ack_intents` enqueues the last of it. Raise `Invalid` for a type
         without a UUID. Other errors are those of `publish_committed`. After an error other than ``Closed``,
         the message is not published.
         """
@@ -362,7 +362,7 @@ class Publisher:
                 del line.buffer[begin:]
                 raise
             self.buffered_bytes += length
-            # Not before the message was encoded: if that fails, the transaction must stay as it was.
+            # Set this only after the encoding: if that fails, the transaction must stay as it was.
             if is_new:
                 line.acknowledgement = acknowledgement
                 line.has_transactions = True
@@ -389,8 +389,8 @@ class Publisher:
     def flush(self) -> None:
         """Enqueue the appends of all uncommitted messages that were published so far.
 
-        Raise ``Closed`` if the append service is closed, and keep what was not enqueued. Do nothing
-        between `hold` and `release` while the messages can be undone.
+        Raise ``Closed`` if the append service is closed, and keep the messages that were not enqueued. Do
+        nothing between `hold` and `release` while the messages can be undone.
         """
         with self._lock:
             keeps = self._hold is not None and not self._hold.no_undo_reason
@@ -401,9 +401,9 @@ class Publisher:
     def hold(self, *, strict: bool = True) -> None:
         """Keep back uncommitted messages from here on, until `release` or `roll_back`.
 
-        Use this for messages that may have to be undone. Meanwhile, publishing *committed* to a journal with
-        held messages raises ``NotAllowed``. Without ``strict``, such a publish is allowed, and messages are
-        enqueued once they have `HELD_BYTES_MAX` bytes. After either of these, `roll_back` raises
+        Use this for messages that may have to be undone. With ``strict``, publishing a *committed* message to
+        a journal with held messages raises ``NotAllowed``. Without ``strict``, this is allowed, and held
+        messages are enqueued once they have `HELD_BYTES_MAX` bytes. In both cases, `roll_back` then raises
         ``NotAllowed``.
         """
         with self._lock:
@@ -412,9 +412,9 @@ class Publisher:
             self._hold = _Hold(strict=strict)
 
     def release(self) -> None:
-        """End a `hold`: what it kept back cannot be undone any more, and is gathered like later messages.
+        """End a `hold`. The held messages cannot be undone any more, and wait for an append like later ones.
 
-        Raise ``Closed`` if enough is gathered for an append, and the append service is closed.
+        Raise ``Closed`` if there is enough content for an append, and the append service is closed.
         """
         with self._lock:
             lines = () if self._hold is None else self._hold.lines
@@ -428,8 +428,8 @@ class Publisher:
             self._flush_line(line)
 
     def roll_back(self) -> None:
-        """End a `hold`, and discard what it kept back. Raise ``NotAllowed``, and discard nothing, if a part
-        was not kept back: this cannot happen in a strict hold. Without a hold, do nothing.
+        """End a `hold`, and discard the held messages. If some were enqueued during the hold, discard nothing
+        and raise ``NotAllowed``: a strict hold enqueues none. Without a hold, do nothing.
         """
         with self._lock:
             hold, self._hold = self._hold, None
@@ -448,11 +448,11 @@ class Publisher:
                     self._transaction.remove(line)
 
     def build_ack_intents(self) -> dict[JournalName, bytes]:
-        """End the transaction. Return the content that commits it: by journal, in the order of first use.
+        """End the transaction. Return the content that commits it, by journal, in the order of first use.
 
         The caller makes the content durable with the transaction's checkpoint, and *then* appends it. When
         this call returns, all messages of the transaction are enqueued: ``pending_except`` of the append
-        service covers them. Raise ``Closed`` if that service is closed. The call may then be repeated.
+        service covers them. Raise ``Closed`` if that service is closed; the caller may repeat the call.
         """
         self.flush()
         intents: dict[JournalName, bytes] = {}
@@ -465,9 +465,9 @@ class Publisher:
         return intents
 
     def build_rollbacks(self, clock: int) -> dict[JournalName, bytes]:
-        """Return the content that rolls the running transaction back, by journal.
+        """Return the content that rolls the running transaction back, by journal: an acknowledgement each.
 
-        Each content is an acknowledgement with ``clock``, which must be less than the clocks of all messages
+        ``clock`` becomes the clock of the acknowledgements. It must be less than the clocks of all messages
         of the transaction.
         """
         uuid = build_uuid(self.producer, clock, ACK_TXN)
@@ -479,7 +479,7 @@ class Publisher:
             }
 
     def _flush_line(self, line: _Line) -> None:
-        """Enqueue what waits in a line. Then wait if brokers are behind, but never on the event loop."""
+        """Enqueue the frames of a line. Off the event loop, wait if brokers are behind."""
         with self._lock:
             if not line.buffer:
                 return
@@ -514,7 +514,7 @@ class Publisher:
         time.require(message, journal, published_us)
 
     def _require_outside(self) -> None:
-        """Raise ``Invalid`` in code that runs under the lock: publishing would wait for ever for the lock."""
+        """Raise ``Invalid`` in code that runs under the lock, where publishing would wait for ever."""
         if self._user_code_thread == threading.get_ident():
             raise Invalid(
                 "publishing is not possible while another message is being encoded",
@@ -534,7 +534,7 @@ class Publisher:
         return marked
 
     def _new_route(self, kind: _TypeRoutes, partition: Partition) -> _Route:
-        """Return the route of a type to a partition. Threads that make one at once get the same route. Raise
+        """Return the route of a type to a partition. Threads that call this at once get the same route. Raise
         ``Invalid`` if the partition is for other types, or its content type cannot hold the type."""
         partition.require_type(kind.type)
         journal, encoding = partition.journal, (kind.type, partition.content_type, partition.uuid)
@@ -552,7 +552,7 @@ class Publisher:
             form = _Form(framing, *stamps)
         # `setdefault` lets the first thread win: a journal must have exactly one line.
         form = self._forms.setdefault(encoding, form)
-        # The key is the name without metadata: it is one journal, in which clocks must ascend.
+        # Look up the line by the name without metadata: clocks must ascend in a journal under all names.
         name = split_journal_meta(journal)[0]
         line = self._lines.get(name)
         if line is None:

@@ -1,7 +1,7 @@
 """The check that readers decode a pydantic model as it was published: `ReadableModel`. Pure.
 
-A model that was validated may still hold a value that does not read back. Fields of type ``Any`` take all
-values, an assignment is not validated, and validators may change what they read. So a message is decoded
+A validated model may still hold a value that does not read back. Fields of type ``Any`` take all values, an
+assignment is not validated, and validators may change the values that they read. So a message is decoded
 again, unless all its fields are flat and no code of the application runs.
 """
 
@@ -18,7 +18,7 @@ from gazette.message.values import NO_ZONE, REFUSALS, finite
 
 _FLAT: Final = frozenset({str, int, bool, float, NoneType})
 _INT_BITS: Final = 64
-"""Bits of an integer that each reader takes. Python refuses to read numbers of thousands of digits."""
+"""Bits of an integer that every reader accepts. Python refuses to read numbers of thousands of digits."""
 _DEEP: Final = "is nested too deeply, or holds itself"
 
 
@@ -36,9 +36,7 @@ class ReadableModel:
             return False
         values = message.__dict__
         for name, classes in self._flat:
-            value = values.get(
-                name, self
-            )  # For a field that is absent, `self`: its class is not flat.
+            value = values.get(name, self)  # An absent field gives `self`, whose class is not flat.
             cls = type(value)
             if cls not in classes or (cls is int and value.bit_length() > _INT_BITS):
                 return False
@@ -68,7 +66,7 @@ class ReadableModel:
                 raise InvalidValue(misfit.reason, path=misfit.path(name), hint=advice)
 
     def unreadable(self, message: Any, error: BaseException) -> InvalidValue:
-        """Return the error of a message that cannot be encoded or read back, with the path of a part."""
+        """Return the error of a message that cannot be encoded or read back, with the path to the fault."""
         if isinstance(error, InvalidValue):
             return error
         if (name := self._named_by(error)) is not None:
@@ -77,7 +75,7 @@ class ReadableModel:
                 path=name,
                 hint="Convert it to the type that is declared.",
             )
-        # Without known attributes: no names, and no values.
+        # If the attributes are not known, try none.
         for name, value in zip(*(attributes_of(message) or ((), ())), strict=True):
             try:
                 misfit = json_misfit(value)
@@ -102,8 +100,8 @@ class ReadableModel:
 
 
 def _flat_fields(model: Any) -> list[tuple[str, frozenset[type]]] | None:
-    """Return each field with the classes of its values; None if the class of some value leaves open whether
-    it reads back equal."""
+    """Return each field with the classes of its values; None if some value may not read back equal although
+    its class is right."""
     decorators = model.__pydantic_decorators__
     if model.model_config or any(getattr(decorators, name) for name in decorators.__slots__):
         return None  # A setting or a validator may change what is read.
@@ -114,7 +112,7 @@ def _flat_fields(model: Any) -> list[tuple[str, frozenset[type]]] | None:
 
 def _flat_kinds(field: Any) -> frozenset[type]:
     """Return the classes of a field's values; empty if some value may not read back equal."""
-    # A field with one name for readers and another one for writers does not read back.
+    # A field whose name differs for readers and writers does not read back.
     aliases = {field.alias, field.serialization_alias, field.validation_alias}
     if field.metadata or field.exclude or len(aliases) > 1:
         return frozenset()

@@ -1,4 +1,4 @@
-"""Checks that fields of a type can be the time of its messages, before a message is read. Pure."""
+"""Check, before any message is read, that a field of a type can be the time of its messages. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gazette.runtime.decoders import type_info
 
 _NUMBERS: Final = (inspect.IntType, inspect.FloatType)
 _UNKNOWN: Final = (inspect.AnyType, inspect.CustomType)
-"""Types of which only a value shows whether it is a time."""
+"""Types that leave open whether their values are times."""
 _PROTO_NUMBERS: Final = (
     FieldDescriptor.CPPTYPE_INT32,
     FieldDescriptor.CPPTYPE_INT64,
@@ -28,9 +28,9 @@ _PROTO_NUMBERS: Final = (
 
 
 def check_time_field(kind: type, time: MessageTime) -> None:
-    """Raise ``Invalid`` if the field of a class of messages can hold no time.
+    """Raise ``Invalid`` if the field of a class of messages does not exist, or can hold no time.
 
-    The field must exist. A field whose type leaves this open passes: its values are checked one by one.
+    Accept a field whose type leaves this open: readers check each of its values.
     """
     name = time.field
     if not isinstance(name, str):

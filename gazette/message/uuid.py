@@ -35,7 +35,7 @@ ProducerId: TypeAlias = bytes
 UUID_BYTES: Final = 16
 PRODUCER_BYTES: Final = 6
 NIL_UUID: Final = bytes(UUID_BYTES)
-"""UUID of a message outside of exactly-once processing: always committed, never deduplicated."""
+"""UUID of a message outside of exactly-once processing: the message always commits, without deduplication."""
 NIL_PRODUCER: Final = bytes(PRODUCER_BYTES)
 
 OUTSIDE_TXN: Final = 0x0
@@ -46,29 +46,29 @@ ACK_TXN: Final = 0x2
 """Flags of a message that commits, or rolls back, its producer's pending messages in the journal."""
 FLAGS_MAX: Final = 0x3FF
 FOREIGN_UUID: Final = FLAGS_MAX + 1
-"""Flags in place of those of a UUID that no publisher of Gazette made: it has another version than 1, or
-another variant. Its message counts like one without a UUID."""
+"""Flags that stand for a UUID that no publisher of Gazette made: its version is not 1, or its variant is
+another. Its message counts as a message without a UUID."""
 
 ANOTHER_PLACE: Final = (
     "If the field is your own, rename it, or name another place for the UUIDs of messages, such as "
     "_meta.uuid (docs/publishing.md)."
 )
-"""Hint of errors about what stands in the place of a UUID."""
+"""Hint of errors about a foreign value in the place of a UUID."""
 
 CLOCK_MAX: Final = (1 << 64) - 1
 TICK: Final = 160
-"""One tick, a microsecond: bits 4 and up of a clock count 100 ns, bits 0 to 3 are a sequence."""
+"""Difference of clocks for a microsecond: bits 4 and up count 100 ns, bits 0 to 3 are a sequence."""
 
 # Units of 100 ns from the epoch of UUIDs (1582-10-15) to the epoch of Unix.
 _EPOCH_SHIFT: Final = 122_192_928_000_000_000
 _TIME_MAX: Final = (CLOCK_MAX - TICK) >> 4
-"""Greatest time, in units of 100 ns. A UUID holds one tick more, which serves as a bound."""
+"""Greatest time of a message, in units of 100 ns. A UUID can hold one tick more."""
 _VERSION_MASK: Final = 0xF000
 _VERSION: Final = 0x1000
 _VARIANT: Final = 0b10
 _THREE_DIGITS_MASK: Final = 0xFFF << 4
 _THREE_DIGITS: Final = {number << 4: f"{number:03x}" for number in range(0x1000)}
-"""Text of the last three digits of the first group of a UUID, by the ticks that they stand for."""
+"""Text of the last three digits of the first group of a UUID, by the part of a clock that they stand for."""
 _FLAG_NAMES: Final = {
     OUTSIDE_TXN: "OUTSIDE_TXN",
     CONTINUE_TXN: "CONTINUE_TXN",
@@ -103,13 +103,13 @@ class UuidColumns(NamedTuple):
     clocks: list[int]
     flags: list[int]
     is_run: bool = False
-    """True if all are of one producer, outside of transactions, with rising clocks. False: perhaps not."""
+    """True if all are of one producer, outside of transactions, with rising clocks. False if not known."""
     has_foreign: bool = False
-    """True if some are `FOREIGN_UUID`."""
+    """True if some flags are `FOREIGN_UUID`."""
 
 
 class UuidArrays(NamedTuple):
-    """Parts of many UUIDs: arrays of ``uint64``. A producer is its six bytes as a number."""
+    """Parts of many UUIDs: arrays of ``uint64``. A producer is the number of its six bytes."""
 
     producers: npt.NDArray[np.uint64]
     clocks: npt.NDArray[np.uint64]
@@ -119,8 +119,8 @@ class UuidArrays(NamedTuple):
 class Clock:
     """A 64-bit clock that only moves forward: units of 100 ns since 1582-10-15, then four bits of sequence.
 
-    Thread-safe. Above a million messages a second, the clock runs ahead of the wall clock by a microsecond
-    per message. `update` then does nothing until the wall clock catches up.
+    Thread-safe. Each message moves the clock by a microsecond. So above a million messages a second, the
+    clock runs ahead of the wall clock. Then `update` does nothing until the wall clock catches up.
     """
 
     __slots__ = ("_value", "lock")
@@ -158,7 +158,7 @@ class UuidMint:
     """Source of the UUIDs of one producer, each a tick after the former UUID.
 
     Not thread-safe: hold the lock of ``clock`` until the message has its place in a journal. Publishers call
-    this hundreds of thousands of times a second. So `text` keeps what changes rarely: all digits but three.
+    `text` hundreds of thousands of times a second. So it keeps the digits that change rarely: all but three.
     """
 
     __slots__ = ("_base", "_clock", "_head", "_tails", "producer")
@@ -169,9 +169,9 @@ class UuidMint:
         self._base = -1 - CLOCK_MAX
         """Clock of the kept texts, with zeros for the three digits that change."""
         self._head = ""
-        """Text before the three digits."""
+        """Text before the three digits that change."""
         self._tails: dict[int, str] = {}
-        """By flags, the text after the three digits."""
+        """By flags, the text after the three digits that change."""
 
     def observe(self, unix_s: float) -> None:
         """Move the clock forward to a wall time in seconds. Ignore a time that is not later."""
@@ -182,7 +182,7 @@ class UuidMint:
 
     def text(self, flags: int) -> str:
         clock = self._clock
-        # `_new_text` has checked the other digits: with any three digits here, the clock is still valid.
+        # `_new_text` has checked the other digits: the clock is valid with any three digits here.
         value = clock._value + TICK
         try:
             text = f"{self._head}{_THREE_DIGITS[value - self._base]}{self._tails[flags]}"
@@ -223,26 +223,26 @@ def clock_span(nanoseconds: int) -> int:
 
 
 AGE_STEPS: Final = 24
-"""A producer is forgotten after at least so many checkpoints without a message of it."""
+"""Least number of checkpoints without a message of a producer after which it is forgotten."""
 
 
 def checkpoint_clock(acks: Iterable[int], now_ns: int, horizon: int) -> int:
-    """Return the time of a checkpoint of a journal: the newest of its acknowledgements.
+    """Return the time of a checkpoint of a journal: the clock of its newest acknowledgement.
 
-    Leave out those that lie more than ``horizon`` after the Unix time ``now_ns``: a machine whose clock is
-    years ahead must not make other producers look old. Return 0 if none remain.
+    Leave out a clock more than ``horizon`` after the Unix time ``now_ns``: a machine whose clock is years
+    ahead must not make other producers look old. Return 0 if no clock remains.
     """
     latest = clock_at(now_ns) + horizon
     return max((clock for clock in acks if clock <= latest), default=0)
 
 
 def new_producer_id(entropy: Entropy) -> ProducerId:
-    """Return a random producer. Its multicast bit is set, so that it cannot be a network card's address."""
+    """Return a random producer. The multicast bit is set, so that no network card has this address."""
     return ((entropy.getrandbits(48)) | (1 << 40)).to_bytes(PRODUCER_BYTES, "big")
 
 
 def other_producer(producer: ProducerId) -> ProducerId:
-    """Return a second producer for the publisher of ``producer``."""
+    """Return a second producer, which differs in one bit, for the publisher of ``producer``."""
     return bytes((producer[0] ^ 0x02, *producer[1:]))
 
 
@@ -270,7 +270,7 @@ _FOREIGN: Final = ParsedUuid(NIL_PRODUCER, 0, FOREIGN_UUID)
 
 
 def parse_uuid(uuid: bytes) -> ParsedUuid:
-    """Return the parts of a UUID. A UUID that no publisher of Gazette made has the flags `FOREIGN_UUID`.
+    """Return the parts of a UUID. For a UUID that no publisher of Gazette made, the flags are `FOREIGN_UUID`.
 
     All parts of the nil UUID are zero. Raise `Invalid` if ``uuid`` is not 16 bytes long.
     """
@@ -290,7 +290,7 @@ def parse_uuid(uuid: bytes) -> ParsedUuid:
 
 
 def is_ours(uuid: bytes) -> bool:
-    """Return True for the nil UUID, and for one with flags that publishers write."""
+    """Return True for the nil UUID, and for a UUID with flags that publishers write."""
     return parse_uuid(uuid).flags <= ACK_TXN
 
 
@@ -319,12 +319,12 @@ def parse_text(text: str) -> bytes:
 def texts_to_bytes(texts: Sequence[str]) -> bytes:
     """Return the concatenated bytes of many texts. An empty text is the nil UUID.
 
-    Raise `Invalid`, without an index, if one of them is not a UUID.
+    Raise `Invalid`, which does not say the index, if a text is not a UUID.
     """
     count = len(texts)
     joined = ",".join(texts)
     commas = "," * (count - 1)
-    # If the joined texts have commas in these places only, each text has as many characters as a UUID.
+    # If the joined texts have commas only where UUIDs end, each text has as many characters as a UUID.
     if (
         len(joined) == count * _TEXT_STEP - 1
         and joined[_TEXT_CHARS::_TEXT_STEP] == commas
@@ -343,7 +343,7 @@ def texts_to_bytes(texts: Sequence[str]) -> bytes:
 
 
 class _Producers(dict[int, ProducerId]):
-    """Producers by the numbers that their bytes stand for, each made once."""
+    """Producers by the number of their bytes. Each is made once."""
 
     def __missing__(self, number: int) -> ProducerId:
         self[number] = producer = number.to_bytes(PRODUCER_BYTES, "big")
@@ -351,8 +351,8 @@ class _Producers(dict[int, ProducerId]):
 
 
 def parse_columns(uuids: bytes) -> UuidColumns:
-    """Parse each 16 bytes of ``uuids`` as `parse_uuid` does, into columns. Of `_COLUMNS_MIN` UUIDs or more,
-    equal producers are the same object: comparing them is fast."""
+    """Parse each 16 bytes of ``uuids`` as `parse_uuid` does, into columns. For at least `_COLUMNS_MIN` UUIDs,
+    equal producers are the same object, and so are fast to compare."""
     if len(uuids) < _COLUMNS_MIN * UUID_BYTES:
         parsed = [
             parse_uuid(uuids[pos : pos + UUID_BYTES]) for pos in range(0, len(uuids), UUID_BYTES)
@@ -400,19 +400,19 @@ def parse_arrays(uuids: bytes) -> UuidArrays:
 match_published: Final = re.compile(
     r"[0-9a-f]{8}-[0-9a-f]{4}-1[0-9a-f]{3}-[89ab][048c]0[012]-[0-9a-f]{12}"
 ).fullmatch
-"""Matches a text that publishers write: of version 1 and our variant, with known flags."""
+"""Matches the UUID texts that publishers write: version 1, our variant, known flags."""
 
 
 class UuidForm(ABC):
-    """The representation of a UUID in a type of message: JSON has its text, Protobuf 16 bytes."""
+    """The representation of a UUID in a type of message: text in JSON, 16 bytes in Protobuf."""
 
     @abstractmethod
     def join(self, values: list[Any]) -> bytes:
-        """Return the joined bytes of values, nil for empty or absent ones. Raise `Invalid` for a malformed
-        value."""
+        """Return the joined bytes of the UUIDs in ``values``; an empty or absent value is the nil UUID. Raise
+        `Invalid` for a malformed value."""
 
     def read_all(self, get: Callable[[Any], Any], messages: Iterable[Any]) -> bytes:
-        """Return the joined bytes of the values that ``get`` returns of messages: see `join`."""
+        """Return the joined bytes of the values that ``get`` reads from messages: see `join`."""
         return self.join(list(map(get, messages)))
 
     @abstractmethod
@@ -421,7 +421,7 @@ class UuidForm(ABC):
 
     @abstractmethod
     def mint(self, mint: UuidMint, flags: int) -> Any:
-        """Return a new value."""
+        """Return the value of a new UUID."""
 
     @abstractmethod
     def is_free(self, value: Any) -> bool:

@@ -1,7 +1,7 @@
 """The place of the UUID in messages of a type: a field of the message, or of an object within it. Pure.
 
-A place is a path of names as they stand in JSON, joined by dots: ``uuid``, ``_meta.uuid``. A journal made
-from a declaration has its place in a label. So every reader and publisher finds the place.
+A place is a path of names in JSON, joined by dots: ``uuid``, ``_meta.uuid``. A journal made from a
+declaration has its place in a label, where every reader and publisher finds it.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class Attribute(NamedTuple):
 
     name: str
     is_frozen: bool = False
-    """True if its owner cannot be changed, and is replaced by a copy."""
+    """True if the object with the attribute cannot be changed, and a copy must replace it."""
     make: Callable[[], Any] | None = None
-    """Function that makes the object in the attribute. None if it needs arguments, and for the UUID."""
+    """Function that makes the attribute's object. None if that needs arguments, and for the UUID itself."""
 
     def get(self, owner: Any) -> Any:
         return getattr(owner, self.name, None)
@@ -66,18 +66,18 @@ class UuidPlace(Generic[M]):
 
     def __init__(self, text: str, steps: Sequence[Step], form: UuidForm) -> None:
         self.text = text
-        """The names as they stand in JSON."""
+        """The names in JSON, joined by dots."""
         self.form = form
         self._steps = tuple(steps)
         self.is_plain = [*steps] == [Attribute("uuid")]
-        """True if the place is the attribute ``uuid`` of the message, which can be set."""
+        """True if the place is the attribute ``uuid`` of the message, and can be set."""
 
     @property
     def names(self) -> list[str]:
         return names_of(self.text)
 
     def get(self, message: M) -> Any:
-        """Return the value of the place, or None. Raise `Invalid` if a value on the way is no object."""
+        """Return the value in the place, or None. Raise `Invalid` if a value on the way is no object."""
         value: Any = message
         if isinstance(value, Acknowledgement):
             return value.uuid
@@ -88,13 +88,13 @@ class UuidPlace(Generic[M]):
         return value
 
     def put(self, message: M, value: Any) -> M:
-        """Return the message with that value: the same object, or a copy if its type is frozen."""
+        """Return the message with ``value`` in the place: the same object, or a copy of a frozen message."""
         changed: M = self._put(message, 0, value)
         return changed
 
     def _put(self, owner: Any, at: int, value: Any) -> Any:
         """Put the value below ``owner``, by the steps from ``at`` on. Return the owner, or a changed copy.
-        Raise ``Invalid`` for a null that cannot be filled."""
+        Raise ``Invalid`` for a null on the way if no object can be made there."""
         step = self._steps[at]
         if at + 1 == len(self._steps):
             return step.put(owner, value)
@@ -122,13 +122,13 @@ def names_of(place: str) -> list[str]:
 def declared_place(message_type: Any, given: str | None) -> str | None:
     """Return ``given``, or else the place in the class attribute ``gazette_uuid``, or else an empty text.
 
-    None stays None: messages are then decoded without a look at their UUIDs. Raise `Invalid` if ``given`` and
-    the attribute differ, or the attributes of a union's types.
+    Return None for None: UUIDs are then not decoded. Raise `Invalid` if ``given`` and the attribute differ,
+    or if the attributes of a union's types differ.
     """
     if given is None:
         return None
     types = get_args(message_type) or (message_type,)
-    # An empty text: a type without the attribute.
+    # An empty text stands for a type without the attribute.
     places = {getattr(type_, "gazette_uuid", "") for type_ in types}
     if len(places) > 1 or (given and places not in ({""}, {given})):
         shown = " or ".join(place or "its default place" for place in sorted(places))
@@ -146,7 +146,7 @@ def declared_place(message_type: Any, given: str | None) -> str | None:
 
 
 def dict_place(place: str | None) -> UuidPlace[dict[str, Any]] | None:
-    """Return the place in JSON objects as dicts. None stays None."""
+    """Return the place in dicts of JSON objects. Return None for None."""
     if place is None:
         return None
     place = place or DEFAULT_PLACE
@@ -156,10 +156,10 @@ def dict_place(place: str | None) -> UuidPlace[dict[str, Any]] | None:
 def object_place(
     objects: tuple[zero_value.ObjectType, ...], place: str | None
 ) -> UuidPlace[Any] | None:
-    """Return the place in structs or dataclasses. Return None if ``place`` is None. Return None, too, if
-    ``place`` is empty and the types have no field ``uuid``.
+    """Return the place in structs or dataclasses. Return None if ``place`` is None, or if ``place`` is empty
+    and the types have no field ``uuid``.
 
-    Raise `Invalid` that names the field that is missing, or cannot hold a UUID.
+    Raise an `Invalid` with the name of the field if it is missing, or cannot hold a UUID.
     """
     if place is None:
         return None
@@ -177,7 +177,7 @@ def _object_steps(
     types: tuple[zero_value.ObjectType, ...], names: list[str], place: str
 ) -> tuple[list[Step], UuidForm]:
     """Return the steps along ``names`` from an object of any of these types, and the form of the UUID at
-    their end. An object that is null is made if one type is possible, and all its fields have defaults.
+    their end. A step makes an object in place of null if its type is clear, and all fields have defaults.
 
     Raise ``Invalid`` if the steps lead to no place.
     """
@@ -216,7 +216,7 @@ def _are_dicts(parts: Sequence[msgspec.inspect.Type]) -> bool:
 def _common_field(
     objects: tuple[zero_value.ObjectType, ...], name: str, place: str
 ) -> msgspec.inspect.Field:
-    """Return the field of this name. Raise ``Invalid`` unless all objects have the same field."""
+    """Return the field ``name``. Raise ``Invalid`` unless all objects have this field, of the same type."""
     fields = [next((f for f in part.fields if f.encode_name == name), None) for part in objects]
     for part, field in zip(objects, fields, strict=True):
         if field is None:
@@ -231,7 +231,7 @@ def _common_field(
 
 
 def pydantic_place(model: Any, place: str | None) -> UuidPlace[Any] | None:
-    """Return the place in pydantic models. None and `Invalid` have the meanings of `object_place`."""
+    """Return the place in pydantic models. Return None and raise `Invalid` as `object_place` does."""
     if place is None:
         return None
     if not place and "uuid" not in model.model_fields:
@@ -243,7 +243,7 @@ def pydantic_place(model: Any, place: str | None) -> UuidPlace[Any] | None:
 
 def _model_steps(model: Any, names: list[str], place: str) -> tuple[list[Step], UuidForm]:
     """Return the steps along ``names`` from a model, and the form of the UUID at their end. Raise ``Invalid``
-    if they lead to no place."""
+    if the steps lead to no place."""
     fields = {_alias_of(name, field): (name, field) for name, field in model.model_fields.items()}
     if names[0] not in fields:
         raise no_field(model, names[0], place)
@@ -263,13 +263,13 @@ def _model_steps(model: Any, names: list[str], place: str) -> tuple[list[Step], 
 
 
 def _alias_of(name: str, field: Any) -> str:
-    # Use the alias of the field, since models are written with it and other programs read it.
+    # Use the alias of the field: encoded models have it, and other programs read it.
     alias: str = field.serialization_alias or field.alias or name
     return alias
 
 
 def protobuf_place(message_type: Any, place: str | None) -> UuidPlace[Any] | None:
-    """Return the place in protobuf messages. None and `Invalid` have the meanings of `object_place`."""
+    """Return the place in protobuf messages. Return None and raise `Invalid` as `object_place` does."""
     if place is None:
         return None
     descriptor = message_type.DESCRIPTOR
@@ -303,8 +303,8 @@ def name_of_type(kind: Any) -> str:
 
 
 def peek_decoder(names: Sequence[str]) -> Callable[[bytes], Any]:
-    """Return the function from a JSON object to the text in the place ``names``. The function skips all other
-    values. It raises ``msgspec.MsgspecError`` if the place, or a step to it, holds a value of another type.
+    """Return a function from a JSON object to the text in the place ``names``. The function skips all other
+    values. It raises ``msgspec.MsgspecError`` for a value of another type in the place, or on the way to it.
     """
     peek_type: Any = str
     for name in reversed(names):
@@ -352,12 +352,12 @@ def _require_dict(owner: Any, name: str) -> dict[str, Any]:
 
 
 def _form_of(info: msgspec.inspect.Type, place: str) -> UuidForm:
-    """Return the form of a field of JSON of that type. Raise `Invalid` that names its ``place``."""
+    """Return the form of the UUID in a JSON field of this type. Raise `Invalid` for any other type."""
     types = {type(part) for part in zero_value.alternatives(info)} - {msgspec.inspect.NoneType}
     if types in ({msgspec.inspect.StrType}, {msgspec.inspect.AnyType}):
         return TextForm()
     if types == {msgspec.inspect.UUIDType}:
         return ObjectForm()
-    # JSON would have base64 in place of bytes, and other readers look for the text of a UUID.
+    # JSON would have bytes as base64, and other readers expect the text of a UUID.
     hint = _DECLARE_TEXT if msgspec.inspect.BytesType in types else ANOTHER_PLACE
     raise Invalid(f"field {place} must be of type str or uuid.UUID", path=place, hint=hint)

@@ -1,7 +1,7 @@
 """Fingerprints of values: equal fingerprints show that two values are the same, types included. Pure.
 
-Module ``marshal`` writes values of Python's own types in C, and keeps all of them distinct. Values of a
-declared type are first turned into such values, by functions that are made once for the type.
+Module ``marshal`` is fast C code. It writes different values of Python's own types as different bytes.
+Values of a declared type are first turned into values of Python's own types, by functions made once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Flatten: TypeAlias = Callable[[Any], Any]
 another class."""
 
 _VERSION: Final = 2
-"""Newest format of `marshal` that writes equal values as equal bytes: later ones write back-references."""
+"""Newest format of `marshal` that writes equal values as equal bytes: later formats write references."""
 _KEYS: Final[dict[type, Flatten]] = {
     date: date.isoformat,
     datetime: lambda at: (at.isoformat(), at.fold, repr(at.tzinfo)),
@@ -33,7 +33,7 @@ _KEYS: Final[dict[type, Flatten]] = {
     Decimal: str,
     UUID: str,
 }
-"""Functions that lose nothing of a value, by its class."""
+"""Functions by class of the value. Their results keep all information of the value."""
 
 
 class Fingerprint:
@@ -48,7 +48,7 @@ class Fingerprint:
             self._flatten = None
 
     def are_same(self, one: Any, other: Any) -> bool:
-        """Return True if two values are known to be the same. False: they may be the same, or differ.
+        """Return True if two values are surely the same. After False, they may be the same or differ.
 
         Raise ``RecursionError`` for a value that holds itself.
         """
@@ -74,7 +74,7 @@ class _Flatteners:
         if is_flat(info):
             return _itself
         if id(info) not in self._known:
-            # A type that holds itself asks for its own function while that is made: defer the look-up.
+            # A type that holds itself needs its own function before that is made: look it up later.
             self._known[id(info)] = lambda value: self._known[id(info)](value)
             self._known[id(info)] = self._new_flatten(info)
         return self._known[id(info)]
@@ -118,7 +118,7 @@ class _Flatteners:
         count = 0 if issubclass(kind, msgspec.Struct) else len(fields)  # Structs have slots.
 
         def flatten(value: Any) -> Any:
-            # Leave a value with further attributes to the slow comparison.
+            # A value with further attributes needs the slow comparison.
             if len(value.__dict__) != count:
                 raise TypeError
             return flat(value)
@@ -126,7 +126,7 @@ class _Flatteners:
         return _exactly(kind, flatten)
 
     def _union(self, parts: Sequence[inspect.Type]) -> Flatten:
-        """Return the function of a union. Its results say which part a value has: parts may look alike."""
+        """Return the function of a union. Its results include the index of the part: parts may look alike."""
         by_class = {class_of(part): (index, self.of(part)) for index, part in enumerate(parts)}
         if len(by_class) != len(parts) or object in by_class:
             raise NotImplementedError
@@ -149,7 +149,7 @@ def _nothing(_: Any) -> Any:
 
 
 def _exactly(kind: type, flatten: Flatten) -> Flatten:
-    """Return ``flatten`` for values of exactly one class. It raises ``TypeError`` for all other values."""
+    """Return ``flatten`` restricted to values of exactly ``kind``: ``TypeError`` for all other values."""
 
     def checked(value: Any) -> Any:
         if type(value) is not kind:
@@ -171,7 +171,7 @@ def _pairs(key: Flatten, value: Flatten) -> Flatten:
 def _row(flattens: Sequence[Flatten], values: Flatten = _itself) -> Flatten:
     """Return a function that flattens each part of a value by the function in the same position.
 
-    ``values`` returns the parts of a value. The function raises ``TypeError`` for another number of parts.
+    ``values`` returns the parts of a value. The function raises ``TypeError`` for a wrong number of parts.
     """
     if all(flatten is _itself for flatten in flattens):
         return values

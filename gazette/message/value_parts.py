@@ -1,7 +1,7 @@
 """Parts of a value: the walk behind `gazette.message.values`. Pure.
 
-A part has a step, such as ``["sales"]`` or ``.total``. The steps to a part, after the name of the value, are
-its path. Paths are found from the inside out, and only for errors.
+A part has a step, such as ``["sales"]`` or ``.total``. The path of a part is the name of the value, then the
+steps to the part. Paths are built from the inside out, and only for errors.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from uuid import UUID
 import msgspec
 
 SHOWN_CHARS: Final = 60
-"""Characters of a value that an error shows."""
+"""Number of characters of a value that an error shows."""
 
 Steps: TypeAlias = list[str]
 """Steps to a part, the last one first."""
 
 
 class Misfit(NamedTuple):
-    """A part that cannot be kept, and why not."""
+    """A part of a value that JSON or the declared type cannot keep, and the reason."""
 
     steps: Steps
     reason: str
     advice: str = ""
 
     def below(self, step: str) -> Misfit:
-        """Return the same misfit, seen from one level further out."""
+        """Return the same misfit with one more step, for the value that has the part."""
         self.steps.append(step)
         return self
 
@@ -52,7 +52,7 @@ def key_step(key: object) -> str:
     if type(key) is not str:
         return f"[{shown(key)}]"
     text = json.dumps(key, ensure_ascii=False)
-    return f"[{text.encode(errors='backslashreplace').decode()}]"  # Halves of surrogate pairs.
+    return f"[{text.encode(errors='backslashreplace').decode()}]"  # Shows lone surrogates.
 
 
 def shown(value: object) -> str:
@@ -87,7 +87,7 @@ def attributes_of(value: Any) -> Parts | None:
     own: dict[str, Any] = getattr(value, "__dict__", {})
     names = fields
     if not own.keys() <= set(fields):
-        # Leave out what a cached property has computed: readers compute it again.
+        # Leave out the value of a cached property: readers compute it again.
         cached = functools.cached_property
         extra = [name for name in own if not isinstance(getattr(type(value), name, None), cached)]
         names = (*fields, *sorted(set(extra) - set(fields)))
@@ -108,14 +108,14 @@ def _model_attributes(value: Any) -> Parts | None:
 _EXACT: Final = frozenset(
     {type(None), bool, int, float, str, bytes, bytearray, date, timedelta, UUID}
 )
-"""Classes whose values are the same whenever they are equal."""
+"""Classes for which equal values are surely the same."""
 
 
 def difference(written: Any, read_back: Any, *, by_type: bool = True) -> Misfit | None:
     """Return the first part in which two values differ, in type or value; None if they do not differ.
 
-    ``written`` reads back as ``read_back``. Without ``by_type``, equal parts of two types are the same, such
-    as an int and a float, or times of two zones.
+    ``written`` reads back as ``read_back``. Without ``by_type``, parts of different types do not differ if
+    they are equal, such as an int and a float, or times in two zones.
     """
     value_class = type(written)
     if value_class is not type(read_back):
@@ -171,7 +171,7 @@ def _list_difference(
     written: Sequence[Any], read_back: Sequence[Any], by_type: bool
 ) -> Misfit | None:
     for index, (value, value_back) in enumerate(zip(written, read_back, strict=False)):
-        # Most parts are equal, and need no call.
+        # A fast path: most parts are equal, and then need no call.
         if type(value) is type(value_back) and type(value) in _EXACT and value == value_back:
             continue
         if (misfit := difference(value, value_back, by_type=by_type)) is not None:

@@ -1,4 +1,4 @@
-"""Declared types of values: their text, and the part of a value that does not fit. Pure."""
+"""Declared types of values: the text of a type, and the part of a value that does not fit it. Pure."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ _EQUALS: Final[tuple[Any, ...]] = (
     *(object.__eq__, int.__eq__, str.__eq__, dict.__eq__, tuple.__eq__),
     msgspec.Struct.__eq__,
 )
-"""Comparisons of Python's own, which compare whole values."""
+"""Comparisons of Python and msgspec, which leave no field out."""
 _INT_BITS_MAX: Final = 14_000
 """Greatest number of bits of an integer that is written as digits: Python refuses more than 4,300 digits."""
 _FLOAT_BITS_MAX: Final = 1_023
@@ -71,12 +71,12 @@ _READ_AS: Final[dict[type, tuple[type, ...]]] = {
     float: (int,), Decimal: (int, float), set: (frozenset,), frozenset: (set,),
     bytes: (bytearray, memoryview), bytearray: (bytes, memoryview),
 }  # fmt: skip
-"""By class, other classes whose values may read back equal as values of it."""
+"""For each class, the other classes whose values may read back as equal values of this class."""
 _JSON: Final = (type(None), bool, int, float, str, list, dict)
 
 
 def parts_of(info: inspect.Type) -> tuple[inspect.Type, ...]:
-    """Return the types that a type is made of, one level down."""
+    """Return the types of which a type directly consists."""
     match info:
         case inspect.Metadata(type=part):
             return (part,)
@@ -102,7 +102,7 @@ def parts_of(info: inspect.Type) -> tuple[inspect.Type, ...]:
 
 
 def all_parts(info: inspect.Type) -> Iterator[inspect.Type]:
-    """Yield a type and all its parts at any depth, each once: a type may hold itself."""
+    """Yield a type and all its parts at any depth. Yield each part once, since a type may hold itself."""
     seen: set[int] = set()
     pending = [info]
     while pending:
@@ -114,10 +114,10 @@ def all_parts(info: inspect.Type) -> Iterator[inspect.Type]:
 
 
 def info_of(declared: Any) -> inspect.Type:
-    """Return what msgspec says of a type.
+    """Return msgspec's description of a type.
 
-    Raise ``TypeError`` or ``NameError`` for an unknown type, and for one with a dataclass of pydantic:
-    msgspec would pass over its default factories, aliases, constraints and validators.
+    Raise ``TypeError`` or ``NameError`` for an unknown type. Raise ``TypeError`` for a dataclass of pydantic,
+    whose default factories, aliases, constraints and validators msgspec would ignore.
     """
     info = type_info(declared)
     for part in all_parts(info):
@@ -132,11 +132,11 @@ def info_of(declared: Any) -> inspect.Type:
 
 
 def decoder_of(declared: Any, infos: Iterable[inspect.Type]) -> msgspec.json.Decoder[Any]:
-    """Return a decoder from JSON to a type, of which ``infos`` tells. Errors: `json_decoder`.
+    """Return a decoder from JSON to a type, which ``infos`` describe. Errors are those of `json_decoder`.
 
-    msgspec does not find a field of a dataclass or ``TypedDict`` by a name that is not ASCII until it has
-    encoded that very text: it takes the field as missing, and uses its default (msgspec 0.22). It does not
-    know the tag of a struct either, nor its ``tag_field``. So encode all of these first.
+    Work around a fault of msgspec 0.22. Unless msgspec has encoded a name that is not ASCII before, it takes
+    the field of that name in a dataclass or ``TypedDict`` as missing, and uses its default. This holds for
+    the tag of a struct and its ``tag_field``, too. So encode all these names first.
     """
     for part in (part for info in infos for part in all_parts(info)):
         match part:
@@ -153,8 +153,8 @@ def is_flat(info: inspect.Type) -> bool:
 
 
 def is_customized(info: inspect.Type) -> bool:
-    """Return True if code of the application runs when values of a type are read or compared, or if ``==``
-    leaves a field out."""
+    """Return True if reading or comparing values of a type runs code of the application, or if ``==`` leaves
+    a field out."""
     return any(
         _is_customized_class(class_of(part)) for part in all_parts(info) if hasattr(part, "cls")
     )
@@ -166,8 +166,8 @@ def _is_customized_class(kind: type) -> bool:
     equals = kind.__eq__
     if not dataclasses.is_dataclass(kind):
         return equals not in _EQUALS
-    # Python compiles the `__eq__` that `dataclass` generates from a file "<string>". This `__eq__` leaves out
-    # fields without `compare`: values that are equal may differ in these.
+    # The code of an `__eq__` that `dataclass` generates is in a file "<string>". This `__eq__` leaves out
+    # fields without `compare`: equal values may differ in these fields.
     is_generated = getattr(getattr(equals, "__code__", None), "co_filename", "") == "<string>"
     return not is_generated or not all(field.compare for field in dataclasses.fields(kind))
 
@@ -180,7 +180,7 @@ def class_of(info: inspect.Type) -> type:
 
 
 def type_text(info: inspect.Type) -> str:
-    """Return a type as Python writes it. Classes of the application are shown by their names."""
+    """Return a type as Python writes it. Show a class of the application by its name only."""
     match info:
         case inspect.AnyType():
             return "Any"
@@ -203,7 +203,7 @@ def type_text(info: inspect.Type) -> str:
 
 
 def type_of(value: Any, depth: int = 0) -> str:
-    """Return the type to declare for a value, as far as its first parts show it."""
+    """Return the type to declare for a value, guessed from its first parts."""
     value_class = type(value)
     if value is None or depth > _TEXT_DEPTH:
         return "None" if value is None else "Any"
@@ -225,10 +225,10 @@ def _union(values: Any, depth: int) -> str:
 
 
 def misfit(value: Any, info: inspect.Type) -> Misfit | None:
-    """Return the first part of a value that its declared type, or JSON, cannot hold; None if no part is
-    found.
+    """Return the first part of a value that its declared type, or JSON, cannot hold; None if there is no such
+    part.
 
-    The result only explains an error: constraints, such as a greatest length, are not checked. Raise
+    Use the result only to explain an error: constraints, such as a greatest length, are not checked. Raise
     ``RecursionError`` for a value that holds itself.
     """
     if value is msgspec.UNSET:
@@ -241,7 +241,7 @@ def misfit(value: Any, info: inspect.Type) -> Misfit | None:
         case inspect.UnionType(types=parts):
             fitting = [part for part in parts if _head_fits(value, part)]
             misfits = [misfit(value, part) for part in fitting]
-            # If all alternatives of the value's class have a misfit, report that of the first one.
+            # If all alternatives of the value's class have a misfit, report the first misfit.
             return (
                 _wrong_type(value, info) if not misfits else None if None in misfits else misfits[0]
             )
@@ -249,7 +249,7 @@ def misfit(value: Any, info: inspect.Type) -> Misfit | None:
 
 
 def _head_fits(value: Any, info: inspect.Type) -> bool:
-    """Return True if a value is of the class of a type, whatever its parts are."""
+    """Return True if a value is of the class of a type. Do not look at its parts."""
     match info:
         case inspect.AnyType() | inspect.RawType() | inspect.CustomType():
             return True
@@ -279,7 +279,7 @@ def _wrong_type(value: Any, info: inspect.Type) -> Misfit:
 
 
 def _typed_misfit(value: Any, info: inspect.Type) -> Misfit | None:
-    """Return the first misfit among the parts of a value whose own class fits its type."""
+    """Return the first misfit among the parts of a value. The class of the value itself fits its type."""
     match info:
         case inspect.DictType(key_type=key_type, value_type=value_type):
             return _dict_misfit(value, key_type, lambda _: value_type)
@@ -298,7 +298,7 @@ def _typed_misfit(value: Any, info: inspect.Type) -> Misfit | None:
                 for n, row in enumerate(zip(value, (field.type for field in fields), strict=True))
             )
         case inspect.StructType(fields=fields) | inspect.DataclassType(fields=fields):
-            # Without known attributes: no names, and no values.
+            # If the attributes are not known, use none.
             values = dict(zip(*(attributes_of(value) or ((), ())), strict=True))
             return _first_misfit((f".{f.name}", values.get(f.name), f.type) for f in fields)
         case inspect.SetType(item_type=part) | inspect.FrozenSetType(item_type=part):
@@ -309,7 +309,7 @@ def _typed_misfit(value: Any, info: inspect.Type) -> Misfit | None:
 
 
 def _first_misfit(parts: Iterator[tuple[str, Any, inspect.Type]]) -> Misfit | None:
-    """Return the first misfit of these parts, each given by its step, its value and its type."""
+    """Return the first misfit of ``parts``: the step, the value and the type of each part."""
     for step, value, info in parts:
         if (part_misfit := misfit(value, info)) is not None:
             return part_misfit.below(step)
@@ -321,8 +321,8 @@ def _dict_misfit(
     key_type: inspect.Type,
     type_at: Callable[[Any], inspect.Type | None],
 ) -> Misfit | None:
-    """Return the first misfit of a key or its value. ``type_at`` returns the type of a key's value; None for
-    a key that is not declared."""
+    """Return the first misfit of a key or its value. ``type_at`` returns the type of a key's value, or None
+    for a key that is not declared."""
     for key, part in value.items():
         if (part_misfit := _key_misfit(value, key, key_type)) is not None:
             return part_misfit.below(key_step(key))
@@ -342,7 +342,7 @@ def _key_misfit(whole: dict[Any, Any], key: Any, key_type: inspect.Type) -> Misf
 
 
 def json_key_misfit(whole: Any, key: Any) -> Misfit | None:
-    """Return why JSON cannot have a key of the dict ``whole``; None if JSON can."""
+    """Return why JSON cannot have ``key`` of the dict ``whole``; None if JSON can have it."""
     if type(key) is str:
         return _leaf_misfit(key)
     return Misfit(
@@ -353,7 +353,7 @@ def json_key_misfit(whole: Any, key: Any) -> Misfit | None:
 
 
 def json_misfit(value: Any) -> Misfit | None:
-    """Return the first part of a value that JSON cannot hold unchanged; None if JSON can hold all.
+    """Return the first part of a value that JSON cannot hold unchanged; None if JSON can hold all parts.
 
     Raise ``RecursionError`` for a value that holds itself.
     """
@@ -379,7 +379,7 @@ def json_misfit(value: Any) -> Misfit | None:
 
 
 def _leaf_misfit(value: Any) -> Misfit | None:
-    """Return why JSON cannot hold a value without parts; None if JSON can."""
+    """Return why JSON cannot hold a value without parts; None if JSON can hold it."""
     if type(value) is float and not math.isfinite(value):
         return Misfit([], f"is {value}, which JSON cannot hold", "Leave it out, or write None.")
     if type(value) is str:

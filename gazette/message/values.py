@@ -1,7 +1,7 @@
 """Values of an application as JSON: states, aggregates, rows of joins. Pure.
 
-A value reads back equal, with the same types all the way down, or it is refused before it is written. A
-declared type says what a JSON value reads back as. Without one, only what JSON has is accepted.
+A value must read back equal, with the same types of all its parts: otherwise it is refused before it is
+written. A declared type says how JSON is read. Without it, only values that JSON has are accepted.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from gazette.message.value_types import (
 T = TypeVar("T")
 
 STACK_RESERVE: Final = 100
-"""Frames of Python that a reader's stack may have more than the writer's. A nested value that the writer can
-just decode must be readable there, too."""
+"""Number of frames by which a reader's stack may be deeper than the writer's. A nested value that the writer
+can just decode must be readable there, too."""
 REFUSALS: Final = (
     ArithmeticError,
     AttributeError,
@@ -41,7 +41,7 @@ REFUSALS: Final = (
 """Errors of values that cannot be written, or read back."""
 _TIMES: Final = (msgspec.inspect.DateTimeType, msgspec.inspect.TimeType)
 NO_ZONE: Final = re.compile(rb':\d\d:\d\d(\.\d+)?"')
-"""A time without a zone in JSON. Two such times are equal even if their `fold` differs."""
+"""Matches a time without a zone in JSON. Two times without a zone are equal even if their `fold` differs."""
 _encode: Final = msgspec.json.Encoder().encode
 
 
@@ -68,21 +68,21 @@ class ValueEncoding(Generic[T]):
         self._fingerprint = Fingerprint(self._info)
         parts = {type(part) for part in all_parts(self._info)}
         self._holds_times = not parts.isdisjoint(_TIMES)
-        # For these types, `==` does not show that two values are the same: compare them part by part.
+        # If `==` does not show that two values are the same, compare them part by part.
         self._by_parts = is_customized(self._info) or msgspec.inspect.AnyType in parts
         self._is_plain = not self._by_parts and not (parts & {*_TIMES, msgspec.inspect.DecimalType})
-        # Longer JSON, in bytes, is decoded by `_read_back`. A type that holds itself may be nested deeply.
+        # `_read_back` decodes longer JSON, in bytes. A type that holds itself may be nested deeply.
         may_be_deep = msgspec.inspect.AnyType in parts or "..." in repr(self._info)
         self._at_once = STACK_RESERVE if may_be_deep else sys.maxsize
         if msgspec.inspect.RawType in parts:
             self._at_once = -1  # Always call `_read_back`, which refuses a newline in a Raw.
         self.identity = type_text(self._info)
-        """Text of the declared type, the same in each process. A class is shown by its name only."""
+        """Text of the declared type, the same in each process. It has only the name of a class."""
 
     def encode(self, value: T, name: str = "value", **facts: Any) -> bytes:
         """Return a value as JSON. Raise ``InvalidValue`` for a part that would not read back equal.
 
-        The path to the part begins with ``name``. ``facts`` become those of the error.
+        The path to the part begins with ``name``. ``facts`` become facts of the error.
         """
         try:
             data = _encode(value)
@@ -98,7 +98,7 @@ class ValueEncoding(Generic[T]):
         """Raise ``InvalidValue`` for a part of a value that does not read back equal from its JSON, ``data``.
 
         Unlike `encode`, accept an equal part of another type, such as an int for a float. Paths begin with
-        ``name``; if ``name`` is empty, with a field of the value.
+        ``name``, or with a field of the value if ``name`` is empty.
         """
         try:
             # Publishers call this hundreds of thousands of times a second.
@@ -114,7 +114,7 @@ class ValueEncoding(Generic[T]):
             raise self._unequal(value, mismatch, name, {})
 
     def _are_equal(self, value: T, back: T, data: bytes) -> bool:
-        """Return True if two values are known to be equal. For some, `==` does not show it."""
+        """Return True if two values are surely equal. For some types, `==` is not enough."""
         if self._by_parts:
             return self._fingerprint.are_same(value, back)
         try:
@@ -136,14 +136,14 @@ class ValueEncoding(Generic[T]):
         return value
 
     def _read_back(self, data: bytes) -> T:
-        """Decode JSON as a reader would. Raise one of `REFUSALS` for what a reader could not decode."""
+        """Decode JSON as a reader would. Raise one of `REFUSALS` for JSON that a reader could not decode."""
         # Most values are short, so the cost of each call here matters.
         if len(data) <= self._at_once:
             return self._decode(data)  # type: ignore[no-any-return]
         if b"\n" in data:
             raise ValueError("a msgspec.Raw holds a newline")
         if self._at_once < 0:
-            data.decode()  # msgspec looks at no text of a Raw. All other readers do.
+            data.decode()  # msgspec does not check that a Raw is UTF-8. All other readers do.
         # Each level of nesting has an opening bracket.
         is_deep = data.count(b"[") + data.count(b"{") > STACK_RESERVE
         value: T = self._deeper(data, STACK_RESERVE) if is_deep else self._decode(data)
@@ -163,7 +163,7 @@ class ValueEncoding(Generic[T]):
         return _invalid(mismatch, name, facts)
 
     def _unequal(self, value: T, found: Misfit, name: str, facts: dict[str, Any]) -> InvalidValue:
-        # If a part within the one that differs does not fit its declared type, that says more.
+        # A misfit within the different part says more, if a part there does not fit its declared type.
         typed = self._explained(value)
         within = typed is not None and typed.steps[::-1][: len(found.steps)] == found.steps[::-1]
         return _invalid(typed if typed and within else found, name, facts)
@@ -174,13 +174,13 @@ class ValueEncoding(Generic[T]):
         except RecursionError:
             return _too_deep(value)
         except REFUSALS:
-            return None  # Code of a class of the application, such as its `__eq__`.
+            return None  # Code of the application raised, such as the `__eq__` of a class.
 
 
 def _too_deep(value: Any) -> Misfit:
     """Return the misfit of a value that is nested too deeply, in the attribute at fault if there is one."""
     mismatch = Misfit([], "is nested too deeply, or holds itself", "Keep values flat, or by keys.")
-    # Without known attributes: no names, and no values.
+    # If the attributes are not known, try none.
     for name, part in zip(*(attributes_of(value) or ((), ())), strict=True):
         try:
             difference(part, part)  # This call walks through the whole part.
@@ -190,7 +190,7 @@ def _too_deep(value: Any) -> Misfit:
 
 
 def _written(declared: Any) -> str:
-    """Return a type with its parameters, as the application has written it."""
+    """Return the text of a type with its parameters, as the application has written it."""
     is_plain = get_origin(declared) is None and hasattr(declared, "__name__")
     return declared.__name__ if is_plain else repr(declared).replace("typing.", "")
 

@@ -1,7 +1,7 @@
-"""Zero values of message types in JSON: what an acknowledgement holds beside its UUID. Pure.
+"""Zero values of message types in JSON: the content of an acknowledgement beside its UUID. Pure.
 
-The original publishes the zero value of the message's type, with every field present. Types here may have
-fields without a default. So this module derives the content that readers require.
+The original publishes the zero value of the message's type, with every field present. Types in Python may
+have fields without a default. So this module derives a value for each field that readers require.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def alternatives(info: inspect.Type) -> tuple[inspect.Type, ...]:
 
 
 def inspect_objects(message_type: Any) -> tuple[ObjectType, ...]:
-    """Return the struct or dataclass of a type, or all of a union. Raise `Invalid` for any other type."""
+    """Return the struct or dataclass of a type, or all types of a union. Raise `Invalid` for other types."""
     name = getattr(message_type, "__name__", str(message_type))
     try:
         members = alternatives(info_of(message_type))
@@ -83,7 +83,7 @@ def uuid_field(objects: tuple[ObjectType, ...]) -> inspect.Field | None:
 
 
 def is_array(objects: tuple[ObjectType, ...], cls: type) -> bool:
-    """Return True if messages of that class are JSON arrays, which hold every field in order."""
+    """Return True if messages of class ``cls`` are JSON arrays, which hold every field in order."""
     part = _object_of(objects, cls)
     return isinstance(part, inspect.StructType) and part.array_like
 
@@ -108,13 +108,13 @@ def payload_maker(
 
 
 def only_at(names: Sequence[str], value: Any) -> Any:
-    """Return a JSON object with only a value in a place."""
+    """Return a JSON object with only ``value``, in the place ``names``."""
     return _with_value({}, names, value)
 
 
 def _with_value(found: Any, names: Sequence[str], value: Any) -> Any:
-    """Return a copy of the JSON object ``found`` with a value at the end of a path. Replace what is no object
-    on the path."""
+    """Return a copy of the JSON object ``found`` with ``value`` at the path ``names``. Replace any value on
+    the path that is no object."""
     if not names:
         return value
     fields = found if isinstance(found, dict) else {}
@@ -126,7 +126,7 @@ def _object_of(objects: tuple[ObjectType, ...], cls: type) -> ObjectType:
 
 
 def _zero_object(part: ObjectType, depth: int) -> Any:
-    """Return the zero value of an object in JSON: its required fields; for an array, all fields in order."""
+    """Return the zero value of an object in JSON: its required fields; for an array, all its fields."""
     tag_field = part.tag_field if isinstance(part, inspect.StructType) else None
     tag = part.tag if isinstance(part, inspect.StructType) else None
     if isinstance(part, inspect.StructType) and part.array_like:
@@ -139,7 +139,7 @@ def _zero_object(part: ObjectType, depth: int) -> Any:
 
 
 def _zero(info: inspect.Type, depth: int) -> Any:
-    """Return the zero value of a type in JSON: null if the type permits null, else by its first member."""
+    """Return the zero value of a type in JSON: null if permitted, else the zero value of its first member."""
     parts = alternatives(info)
     if depth > _DEPTH_MAX or any(isinstance(part, inspect.NoneType) for part in parts):
         return None

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 def main(application: Application[Any], *, bind_host: str = "") -> NoReturn:
     """Run an application until it is asked to stop, and leave the process.
 
-    ``bind_host`` is the address to listen on unless ``--consumer.bind-host`` is given. Empty: all addresses.
+    Without ``--consumer.bind-host``, listen on the address ``bind_host``; if it is empty, on all addresses.
 
     See `gazette.runconsumer.process` for the command line and the exit codes.
     """

@@ -1,4 +1,4 @@
-"""The flags of an application's commands, and the settings of parts that these flags give."""
+"""The flags of an application's commands, and the settings that are made of them."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class SpecsFlags:
     )
 
     def settings(self) -> SpecSettings:
-        """Return the settings of specifications. Raise ``Invalid`` without a store."""
+        """Return the settings of specifications. Raise ``Invalid`` if no store is given."""
         return SpecSettings(
             stores=self.store,
             replication=self.replication or REPLICAS_MAX,

@@ -1,7 +1,7 @@
-"""``runconsumer.main``: runs an `Application` as a process, to its exit code.
+"""``runconsumer.main``: runs an `Application` as a process, and exits with its exit code.
 
-Exit codes: 0 stopped as asked; 1 failed (the log says why); 2 the configuration is wrong. SIGTERM
-and SIGINT stop the process gracefully. A second signal ends its wait for other members to take over.
+Exit codes: 0 stopped as asked; 1 failed (the log says why); 2 the configuration is wrong. SIGTERM and SIGINT
+stop the process gracefully: it waits for other members to take over. A second signal ends this wait.
 """
 
 from __future__ import annotations
@@ -78,10 +78,10 @@ def schema(application: Application[Any], program: str, bind_host: str = "") -> 
 def main(application: Application[Any], *, bind_host: str = "") -> NoReturn:
     """Run an application until it is asked to stop, and leave the process.
 
-    ``bind_host`` is the address to listen on unless ``--consumer.bind-host`` is given. Empty: all addresses.
+    Without ``--consumer.bind-host``, listen on the address ``bind_host``; if it is empty, on all addresses.
 
     The command line is ``[COMMAND] FLAGS``; see ``USAGE``. Settings come from flags, the environment,
-    ``gazette.ini`` or ``gazette.yaml``, and defaults, in this order.
+    ``gazette.ini`` or ``gazette.yaml``, and defaults. The first of these that gives a setting counts.
     """
     end_process(
         with_streams(lambda: run(application, sys.argv[1:], os.environ, bind_host=bind_host))
@@ -98,7 +98,7 @@ def run(
 ) -> int:
     """Run like ``main``, but return the exit code. ``member`` is the class that serves the application."""
     path = Path(sys.argv[0])
-    # With `python -m package` the file name says nothing.
+    # With `python -m package`, the file has the name `__main__.py`: use the directory's name.
     program = (path.parent.name if path.name == "__main__.py" else path.name) or type(
         application
     ).__name__
@@ -118,7 +118,7 @@ def run(
     try:
         require_callbacks(application)
         if command in ("specs", "apply"):
-            from gazette.runconsumer import specs  # A member declares nothing.
+            from gazette.runconsumer import specs  # Members do not need this module.
 
             return specs.run(application, command, f"{program} {command}", arguments, environ)
         loaded = options.load(arguments, environ)
@@ -143,7 +143,7 @@ def run(
 
 
 def root_of(application: Application[Any], loaded: Loaded) -> str:
-    """Return the configured etcd prefix, or else one with the name of the application's class."""
+    """Return the configured etcd prefix, or else a prefix with the name of the application's class."""
     prefix = loaded.group(EtcdFlags).prefix
     if loaded.sources.get("etcd.prefix") != "default" and prefix:
         return prefix
@@ -159,9 +159,9 @@ def build(
     clock: Clock,
     member: type[ConsumerMember] = ConsumerMember,
 ) -> ConsumerMember:
-    """Return the member that a configuration describes, with its ports taken. Call it on the event loop.
+    """Return the member that a configuration describes, and take its ports. Call this on the event loop.
 
-    Raise ``Invalid`` or ``Unavailable`` (a port is in use).
+    Raise ``Invalid`` for a wrong setting, and ``Unavailable`` for a port that is in use.
     """
     flags, etcd = loaded.group(ConsumerFlags), loaded.group(EtcdFlags)
     settings = flags.settings(
@@ -169,7 +169,7 @@ def build(
     )
     # Find mistakes before ports are taken.
     member_id("consumer", settings.zone, settings.id)
-    # A query must wait longer than the lease of a dead primary: only then does another member take over.
+    # A query must wait longer than the lease of a dead primary, since no member takes over before its end.
     settings = replace(settings, query_timeout_s=max(settings.query_timeout_s, 2 * etcd.lease))
     with within("--broker"):
         client = loaded.group(BrokerClientFlags).client(flags.zone, clock)

@@ -1,4 +1,4 @@
-"""``specs`` prints what an application declares, as YAML. ``apply`` creates and changes it in a cluster.
+"""``specs`` prints an application's journals and shards as YAML. ``apply`` puts them into a cluster.
 
 Exit codes: 0 done; 1 the cluster refused the changes, or cannot be reached; 2 the command line or the
 declaration is wrong.
@@ -54,7 +54,7 @@ _FIELDS: Final = {
     "refresh-interval": "refresh_interval_ns",
     "max-txn-duration": "max_txn_duration_ns",
 }
-"""Fields of `SpecSettings`, by the keys of the flags that give them."""
+"""Fields of `SpecSettings`, by the names of their flags."""
 
 _SPECS: Final = """Print the specifications of what the application declares: those of all journals,
 or those of all shards, or both."""
@@ -149,10 +149,10 @@ async def _apply_in_time(declaration: Declaration, loaded: Loaded) -> int:
 
 
 async def _apply(declaration: Declaration, loaded: Loaded) -> int:
-    """Show and make the changes that the flags ask for. Return the exit code.
+    """Show the changes, and make them unless the flags say otherwise. Return the exit code.
 
-    Raise ``Unavailable`` if no broker answers. If no member answers, apply (or only show) the journals, and
-    then raise ``Unavailable``.
+    Raise ``Unavailable`` if no broker answers. If no member answers, show or change only the journals, then
+    raise ``Unavailable``.
     """
     flags, clock = loaded.group(SpecsApplyFlags), SystemClock()
     settings = flags.settings()
@@ -193,7 +193,7 @@ async def _apply(declaration: Declaration, loaded: Loaded) -> int:
 @dataclass(slots=True)
 class _Applying:
     """One run of ``apply``. ``members`` is None if shards are left out, or if no member answers. ``given``
-    names the fields of ``settings`` that flags give."""
+    has the names of the fields of ``settings`` for which the user gave flags."""
 
     declaration: Declaration
     settings: SpecSettings
@@ -204,7 +204,7 @@ class _Applying:
     _compared: bool = False
 
     async def find(self) -> DeclaredChanges:
-        """Return and print what differs from the declaration now."""
+        """Return and print the changes that the cluster needs now."""
         changes = await changes_needed(
             self.declaration,
             self.settings,
@@ -239,7 +239,7 @@ def _members(loaded: Loaded) -> ShardClient:
 
 
 async def _unreachable(members: ShardClient) -> Unavailable | None:
-    """Return the error if no member answers; else None. Raise ``Invalid`` for another kind of server."""
+    """Return the error if no member answers, otherwise None. Raise ``Invalid`` for another kind of server."""
     hint = "Start a member (`serve`), and apply again: only the shards are missing."
     try:
         await require_reachable(members, "consumer", connect_s=_CONNECT_S, hint=hint)

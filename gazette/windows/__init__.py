@@ -1,4 +1,4 @@
-"""Windows and joins over time for applications: a small library on state and timers."""
+"""Windows and joins over time for applications: a small library that uses a store and timers."""
 
 from __future__ import annotations
 

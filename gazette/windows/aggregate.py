@@ -1,4 +1,4 @@
-"""Aggregates of windows: values to one state, and a state to one result. Pure."""
+"""Aggregates of windows: they add values to a state, and make a result of it. Pure."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Aggregate(Generic[S, V, R]):
     session first. Only `Sessions` need ``merge``. ``state_type`` is the type of states: ``dict[int, int]``,
     ``set[str]``, a Struct. Without ``state_type``, states have only values of JSON.
 
-    ``result`` is also called with each new state. A value is refused if the result would then be NaN,
-    infinite or an ``ArithmeticError``. So each window can close.
+    ``result`` is also called with each new state. If it returns NaN or an infinity, or raises an
+    ``ArithmeticError``, the added value is refused. So each window can close.
 
-    ``name`` and ``state_type`` are a part of the definition of windows: a state of another aggregate is
-    refused. Without a name, only the type is compared.
+    ``name`` and ``state_type`` are a part of the definition of windows: a stored state of another aggregate
+    is refused. Without a name, only the type is compared.
     """
 
     zero: Callable[[], S]
@@ -109,7 +109,7 @@ def _none() -> Any:
 
 
 def _sum(state: float, value: float) -> float:
-    """Return a sum. Raise ``InvalidValue`` for a value that is no number, or for an overflow."""
+    """Return the sum. Raise ``InvalidValue`` for a value that is no number, and for an overflow."""
     try:
         result = state + value
     except (ArithmeticError, TypeError) as error:
@@ -125,7 +125,7 @@ def _sum(state: float, value: float) -> float:
 
 
 def _first(is_before: Callable[[Any, Any], bool], state: Any, value: Any) -> Any:
-    """Return the first value in the order ``is_before``. Raise ``InvalidValue`` for values without order."""
+    """Return the first value in the order ``is_before``. Raise ``InvalidValue`` if the order is undefined."""
     finite(value, "value")
     if value is None:
         raise InvalidValue("is None, which has no order", path="value", hint="Leave it out.")

@@ -1,7 +1,7 @@
-"""Spans of windows: which windows a time belongs to. Pure.
+"""Spans of windows: they say to which windows a time belongs. Pure.
 
-Times are Unix microseconds. A window includes its begin, not its end. Windows of fixed size are aligned to
-the Unix epoch, in UTC.
+Times are Unix microseconds. A window includes its begin, but not its end. Windows of fixed size are aligned
+to the Unix epoch, in UTC.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Span: TypeAlias = tuple[int, int]
 @dataclass(frozen=True, slots=True)
 class Hopping:
     """Windows of ``size``. A window begins every ``step``. If ``step`` is shorter than ``size``, a message
-    belongs to several."""
+    belongs to several windows."""
 
     size: timedelta
     step: timedelta
@@ -79,7 +79,7 @@ class Tumbling:
 
 @dataclass(frozen=True, slots=True)
 class Sessions:
-    """Windows that end ``gap`` after their last message. One message may merge two windows."""
+    """Windows that end ``gap`` after their last message. A message between two windows may merge them."""
 
     gap: timedelta
 
@@ -90,5 +90,5 @@ class Sessions:
         return f"sessions: gap {self.gap}"
 
     def span_of(self, at_us: int) -> Span:
-        """Return the session that has this message only."""
+        """Return the session of a single message at this time."""
         return at_us, at_us + self.gap // _MICROSECOND

@@ -24,7 +24,7 @@ from gazette.windows.tables import (
 )
 
 if TYPE_CHECKING:
-    # The defaults of these variables: a join without types needs no annotation.
+    # This TypeVar has defaults, so that a join without types needs no annotation.
     from typing_extensions import TypeVar
 
     L = TypeVar("L", default=Any)
@@ -43,10 +43,10 @@ _NEVER: Final = -(1 << 63)
 
 
 class JoinKind(enum.Enum):
-    """The messages that also give a result without a partner."""
+    """Which messages without a partner give a result, too."""
 
     INNER = "inner"
-    """No messages."""
+    """No messages without a partner."""
     LEFT = "left"
     """Messages of the left side."""
     OUTER = "outer"
@@ -55,7 +55,7 @@ class JoinKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class JoinResult(Generic[L, R]):
-    """A pair of messages, with times in UTC. In the place of a missing partner, message and time are None."""
+    """A pair of messages, with times in UTC. If a partner is missing, its message and time are None."""
 
     key: str
     left: L | None
@@ -69,10 +69,10 @@ class JoinOutcome(Generic[L, R]):
     """The outcome of adding a message."""
 
     late: bool
-    """True if the message came too late for any possible partner. The message then changed nothing. A message
-    a little behind the watermark may not be late: then it pairs with the partners that are left."""
+    """True if the message came too late for any possible partner, and so changed nothing. A message a little
+    behind the watermark may not be late: it pairs with the partners that are still in the table."""
     pairs: Sequence[JoinResult[L, R]]
-    """The message with each partner so far, in the order of their times."""
+    """The message with each partner so far, in the order of the partners' times."""
 
 
 class StreamJoin(Generic[L, R]):
@@ -103,15 +103,15 @@ class StreamJoin(Generic[L, R]):
                 for alone in self.bought.on_timer(shard, store, timer):
                     publisher.publish_uncommitted(...)
 
-    A right message is a partner of a left one if it has the same key, and is at most ``before`` earlier and
-    at most ``after`` later. Both bounds are inclusive. The call that adds the second message of a pair
-    returns the pair, unless the first one was removed. A message waits until the watermark has passed the
-    last possible time of a partner, and is then removed. `on_timer` returns messages that found no partner,
-    if the ``kind`` asks for them.
+    A right message is a partner of a left message if it has the same key, and is at most ``before`` earlier
+    and at most ``after`` later. Both bounds are inclusive. The call that adds the second message of a pair
+    returns the pair, unless the first message was removed. A message waits until the watermark has passed
+    the last possible time of a partner, and is then removed. `on_timer` returns messages that found no
+    partner, if the ``kind`` asks for them.
 
     Values are kept as JSON, in the table ``name``. Their types are ``left_type`` and ``right_type``. Without
-    a type, a side has only values of JSON. Type checkers check calls and results by these types. For a type
-    that is no class, such as a union, spell it out: ``StreamJoin[View, Put | Delete](…)``.
+    a type, a side has only values of JSON. Type checkers check calls and results by these types. If a type
+    is no class, such as a union, write both types: ``StreamJoin[View, Put | Delete](…)``.
     """
 
     def __init__(
@@ -168,15 +168,15 @@ class StreamJoin(Generic[L, R]):
         """Add a message of the left side. Return its pairs with messages that were added before.
 
         Raise ``Invalid`` for another kind of store. Raise ``InvalidValue`` for a bad key or time, or for a
-        value that would not read back equal. Raise ``NotAllowed`` without ``event_time``.
+        value that would not read back equal. Raise ``NotAllowed`` if the application has no ``event_time``.
         """
         return self._add(shard, store, _LEFT, key, unix_us(at), value)
 
     def add_right(
         self, shard: Shard, store: SQLiteStore, key: str, at: datetime, value: R
     ) -> JoinOutcome[L, R]:
-        """Add a message of the right side. Return its pairs with messages that were added before. Errors: see
-        `add_left`."""
+        """Add a message of the right side. Return its pairs with messages that were added before. Raise the
+        errors of `add_left`."""
         return self._add(shard, store, _RIGHT, key, unix_us(at), value)
 
     def _add(
@@ -185,7 +185,7 @@ class StreamJoin(Generic[L, R]):
         key = check_keeps(store, key, "a join")
         text = self._sides[side].encode(value, _NAMES[side], join=self.name, key=key).decode()
         watermark = watermark_us(shard)
-        earlier, later = self._before, self._after  # How far partners may be from `at`.
+        earlier, later = self._before, self._after  # Greatest distances of partners from `at`.
         if side == _RIGHT:
             earlier, later = later, earlier
         # A message at the watermark is not late: a row is due 1 µs after the last possible partner.
@@ -223,10 +223,10 @@ class StreamJoin(Generic[L, R]):
     def on_timer(
         self, shard: Shard, store: SQLiteStore, timer: Timer
     ) -> Sequence[JoinResult[L, R]]:
-        """Remove messages that can have no further partner, some at a time. Return those of them that found
-        no partner, if the ``kind`` asks for their side.
+        """Remove messages that can have no further partner, some at a time. Return the removed messages that
+        found no partner, if the ``kind`` asks for their side.
 
-        Call it for each timer: it returns nothing for timers of other objects.
+        Call this for each timer: it returns nothing for timers of other objects.
         """
         if timer.key != self._sweep.key:
             return ()
@@ -235,7 +235,7 @@ class StreamJoin(Generic[L, R]):
         until = self._sweep.until(store, watermark)
         unpaired: list[JoinResult[L, R]] = []
         if self.kind is not JoinKind.INNER:
-            # Sides up to the last one: both, or only the left side.
+            # Return unpaired messages of both sides, or only of the left side.
             last_side = _RIGHT if self.kind is JoinKind.OUTER else _LEFT
             rows: list[Any] = store.execute(
                 f"SELECT key, side, at, value FROM {self._table}"  # noqa: S608

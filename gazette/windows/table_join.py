@@ -23,7 +23,7 @@ from gazette.windows.tables import (
 )
 
 if TYPE_CHECKING:
-    # The defaults of these variables: a join without types needs no annotation.
+    # This TypeVar has defaults, so that a join without types needs no annotation.
     from typing_extensions import TypeVar
 
     V = TypeVar("V", default=Any)
@@ -47,8 +47,8 @@ class TableJoinResult(Generic[V, R]):
     row: R | None
     """Row of the key; None if the key had no row."""
     row_at: datetime | None
-    """Time from which the row holds; later than ``at`` if the message waited for the row. None without a
-    row."""
+    """Time from which the row holds: later than ``at`` if the message waited for the row. None if the key had
+    no row."""
 
 
 class TableJoin(Generic[V, R]):
@@ -77,14 +77,14 @@ class TableJoin(Generic[V, R]):
                     publisher.publish_uncommitted(...)
 
     A row holds from the time of its message until the time of the next row of its key. A message has one
-    result, when the watermark has passed its time: then the row at that time is known. Without such a row,
-    the message waits for the first row that begins within ``wait`` after its time. If no row begins then,
-    the row of the result is None.
+    result, once the watermark has passed its time, since the row at that time is known then. If its key had
+    no row, the message waits for the first row that begins within ``wait`` after its time. If no such row
+    comes, the row of the result is None.
 
     Rows are kept as JSON, in the table ``name``: the rows that hold at the watermark, and later rows. The
     types of values and rows are ``value_type`` and ``row_type``. Without a type, there are only values of
-    JSON. Type checkers check calls and results by these types. For a type that is no class, such as a
-    union, spell it out: ``TableJoin[Sale, int | str](…)``.
+    JSON. Type checkers check calls and results by these types. If a type is no class, such as a union, write
+    both types: ``TableJoin[Sale, int | str](…)``.
     """
 
     def __init__(
@@ -129,11 +129,11 @@ class TableJoin(Generic[V, R]):
         )
 
     def put(self, shard: Shard, store: SQLiteStore, key: str, at: datetime, row: R | None) -> bool:
-        """Write the row of a key from a time on. None deletes the row.
+        """Write the row of a key, which holds from ``at`` on. None deletes the row.
 
         Return False, and change nothing, if the watermark has reached a later row of the key. Raise
         ``Invalid`` for another kind of store. Raise ``InvalidValue`` for a bad key or time, or for a row that
-        would not read back equal. Raise ``NotAllowed`` without ``event_time``.
+        would not read back equal. Raise ``NotAllowed`` if the application has no ``event_time``.
         """
         key = check_keeps(store, key, "a join")
         text = None
@@ -147,7 +147,7 @@ class TableJoin(Generic[V, R]):
         ((next_at,),) = rows
         if next_at is not None and watermark is not None and next_at <= watermark:
             return False
-        # A row is due when the watermark reaches the next row, and a deletion at its own time.
+        # A row is due when the watermark reaches the next row; a deletion, when it reaches its own time.
         due = at_us if row is None else next_at
         store.execute(
             f"UPDATE {self._table} SET due = ?2 WHERE key = ?1 AND value IS NOT NULL"  # noqa: S608
@@ -160,7 +160,7 @@ class TableJoin(Generic[V, R]):
             (key, at_us, due, text),
         )
         if row is not None:
-            # A waiting message has its result when the watermark has passed its time and the time of the row.
+            # A waiting message is due once the watermark has passed the message's time and the row's time.
             store.execute(
                 f"UPDATE {self._waiting} SET due = max(at, ?2) + 1"  # noqa: S608
                 " WHERE key = ?1 AND at >= ?2 - ?3 AND due > max(at, ?2) + 1",
@@ -200,10 +200,10 @@ class TableJoin(Generic[V, R]):
     def on_timer(
         self, shard: Shard, store: SQLiteStore, timer: Timer
     ) -> Sequence[TableJoinResult[V, R]]:
-        """Return the results of messages whose row, or lack of a row, is known now, some at a time. Remove
-        rows that no message needs.
+        """Return the results of messages for which it is now known whether they have a row, some at a time.
+        Remove rows that no message needs.
 
-        Call it for each timer: it returns nothing for timers of other objects.
+        Call this for each timer: it returns nothing for timers of other objects.
         """
         if timer.key != self._sweep.key:
             return ()
@@ -219,7 +219,7 @@ class TableJoin(Generic[V, R]):
         for key, at_us, number, text in waiting:
             row_at, row = self._row(store, key, at_us)
             due = (at_us + self._wait if row_at is None else max(at_us, row_at)) + 1
-            if due > until:  # The row has changed, or is not known yet: the result is due later.
+            if due > until:  # The row has changed, or is not known yet. The result is due later.
                 store.execute(
                     f"UPDATE {self._waiting} SET due = ?"  # noqa: S608
                     " WHERE key = ? AND at = ? AND number = ?",
@@ -235,8 +235,8 @@ class TableJoin(Generic[V, R]):
         return results
 
     def _row(self, store: SQLiteStore, key: str, at: int) -> tuple[int | None, R | None]:
-        """Return time and row: of the row at ``at``, else of the first row within ``wait`` after ``at``.
-        Without any, both are None."""
+        """Return a row and the time from which it holds: the row at ``at``, or else the first row within
+        ``wait`` after ``at``. If there is no such row, both are None."""
         current: list[Any] = store.execute(
             f"SELECT at, value FROM {self._table} WHERE key = ? AND at <= ?"  # noqa: S608
             " ORDER BY at DESC LIMIT 1",

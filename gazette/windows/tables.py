@@ -21,14 +21,14 @@ from gazette.stores.sqlite.store import SQLiteStore
 SWEPT_MAX: Final = 1_000
 """Greatest number of rows of a table that one timer removes, unless more rows are due at the same time."""
 KEY_CHARACTERS_MAX: Final = PAYLOAD_BYTES_MAX // 4
-"""Greatest length of a key, in characters of up to 4 bytes: it fits into the payload of a timer."""
+"""Greatest length of a key, in characters of up to 4 bytes, so that it fits into a timer's payload."""
 MICROSECOND: Final = timedelta(microseconds=1)
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 _NAME: Final = re.compile(r"(?!gazette_|sqlite_)[a-z][a-z0-9_]{0,40}", re.ASCII)
 
 
 def check_name(name: object, what: str) -> str:
-    """Return the name of windows or joins. Raise ``Invalid`` if it cannot be a table's name."""
+    """Return ``name``, the name of windows or of a join. Raise ``Invalid`` if it cannot be a table's name."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise Invalid(
             f"invalid name of {what} ({name!r})",
@@ -40,8 +40,8 @@ def check_name(name: object, what: str) -> str:
 
 
 def check_keeps(store: SQLiteStore, key: object, what: str) -> str:
-    """Return the key as a plain text, as `check_key` does. Raise ``Invalid`` for another kind of store than
-    `SQLiteStore`, ``InvalidValue`` for a key that no row can have."""
+    """Return the key as a plain text, as `check_key` does. Raise ``Invalid`` unless the store is a
+    `SQLiteStore`, and ``InvalidValue`` for a key that no row can have."""
     if not isinstance(store, SQLiteStore):
         raise Invalid(
             f"{what} cannot be kept in a {type(store).__name__}", hint="Use a SQLiteStore."
@@ -84,7 +84,7 @@ def watermark_us(shard: Shard) -> int | None:
 
 
 class Sweep:
-    """One timer of event time for all rows of some tables: cheaper than a timer for each row.
+    """One timer of event time for all rows of some tables, which is cheaper than a timer for each row.
 
     The timer is set for the row that is due first. ``tables`` are quoted names of tables with an index of
     their column ``due``.
@@ -108,9 +108,9 @@ class Sweep:
             self._schedule(shard, first)
 
     def add(self, shard: Shard, store: SQLiteStore, due: int) -> None:
-        """Set the timer if a new row is due before all others. Call it before the row is written.
+        """Set the timer if a new row is due before all others. Call this before you write the row.
 
-        Set the timer again if a row is overdue: a poison policy may have skipped the timer of this row.
+        Set the timer again if another row is overdue, since a poison policy may have skipped its timer.
         """
         first = self._first_due(store)
         if first is None or due < first:
@@ -121,7 +121,7 @@ class Sweep:
     def until(self, store: SQLiteStore, watermark: int) -> int:
         """Return the time up to which to remove rows now: the watermark, or earlier if many rows are due."""
         until = watermark
-        # If `SWEPT_MAX` rows of a table are due, its statement finds the time of the last of them.
+        # If `SWEPT_MAX` or more rows of a table are due, the statement returns the time of row `SWEPT_MAX`.
         for sql in self._nth:
             rows: list[Any] = store.execute(sql, (until,)).fetchall()
             until = rows[0][0] if rows else until
@@ -132,6 +132,6 @@ class Sweep:
         return min((due for (due,) in rows if due is not None), default=None)
 
     def _schedule(self, shard: Shard, due: int) -> None:
-        # The watermark never passes the year 9999: later rows stay.
+        # The watermark never passes the year 9999, so later rows stay for ever.
         if due <= LAST_US:
             shard.schedule(self.key, time_at(due), domain=TimeDomain.EVENT)

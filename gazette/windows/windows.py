@@ -1,4 +1,4 @@
-"""Windows of a SQLite state: values by key and window, closed by timers of event time."""
+"""Windows in a SQLite store: values by key and window. Timers of event time close windows."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class WindowResult(Generic[R]):
     end: datetime
     value: R
     final: bool
-    """True if the window has closed. Otherwise the window has further results."""
+    """True if the window has closed. If False, the window will have further results."""
 
 
 class _Open(NamedTuple):
@@ -53,8 +53,8 @@ class _Open(NamedTuple):
     end: int
     state: str
     early: int
-    """Time in Unix microseconds for which a timer for an early result is set; 0 without a timer. 1: set by a
-    former version, for a time that is not known."""
+    """Time in Unix microseconds for which a timer for an early result is set. 0 if no timer is set, 1 if a
+    former version has set the timer, for a time that is not known."""
 
 
 def _window(row: Any) -> _Open:
@@ -104,9 +104,9 @@ class Windows(Generic[S, V, R]):
         *,
         early: timedelta | None = None,
     ) -> None:
-        """Create windows. Raise ``Invalid`` for a bad name, for ``spans`` of another type, or for an
-        ``early`` below 1 µs. Raise it also for a ``state_type`` that JSON cannot hold, and for `Sessions` if
-        the aggregate has no ``merge``.
+        """Create windows. Raise ``Invalid`` for a bad name, for ``spans`` of another type, and for an
+        ``early`` below 1 µs. Raise ``Invalid`` also for a ``state_type`` that JSON cannot hold, and for
+        `Sessions` if the aggregate has no ``merge``.
         """
         if not isinstance(spans, Tumbling | Hopping | Sessions):
             raise Invalid(
@@ -151,7 +151,7 @@ class Windows(Generic[S, V, R]):
         Return False, and change nothing, if the value is late: all its windows have closed. Raise
         ``Invalid`` for another kind of store. Raise ``InvalidValue``, and change nothing, for a bad key or
         time, for a state that would not read back equal, or for a result that is NaN, infinite or too
-        large. Raise ``NotAllowed`` without ``event_time``.
+        large. Raise ``NotAllowed`` if the application has no ``event_time``.
         """
         key = check_keeps(store, key, "windows")
         closed_us = watermark_us(shard)
@@ -173,7 +173,7 @@ class Windows(Generic[S, V, R]):
         value: V,
         closed_us: int | None,
     ) -> bool:
-        """Add a value to the windows of its time that end after ``closed_us``. Return False if none does."""
+        """Add a value to the windows of its time that end after ``closed_us``. Return False for no window."""
         assert not isinstance(self.spans, Sessions)
         all_spans = self.spans.spans_of(unix_us(at))
         spans = [(begin, end) for begin, end in all_spans if closed_us is None or end > closed_us]
@@ -190,7 +190,7 @@ class Windows(Generic[S, V, R]):
     def _with_value(
         self, store: SQLiteStore, key: str, span: Span, value: V
     ) -> tuple[_Open | None, str]:
-        """Return the present window, if there is one, and its encoded state with the value added."""
+        """Return the present window or None, and the encoded state with the value added."""
         rows = store.execute(
             f"SELECT begin, end, state, early FROM {self._table} WHERE key = ? AND begin = ?",  # noqa: S608
             (key, span[0]),
@@ -208,10 +208,10 @@ class Windows(Generic[S, V, R]):
         value: V,
         closed_us: int | None,
     ) -> bool:
-        """Add a value to the open sessions that ``span`` touches, merged into one, or else to a new session.
+        """Merge the open sessions that ``span`` touches, and add a value. If there are none, begin a session.
 
-        Return False if the watermark ``closed_us`` has reached the end of the span, and the span touches no
-        open session.
+        Return False if the span touches no open session, and the watermark ``closed_us`` has reached the end
+        of the span.
         """
         begin, end = span
         touched = [
@@ -261,9 +261,9 @@ class Windows(Generic[S, V, R]):
         state: str,
         former: _Open | None,
     ) -> None:
-        """Write a window that was ``former`` before. Set the timer of its early result, unless one is set.
+        """Write a window in place of ``former``. Set the timer of its early result, unless it is set already.
 
-        Set a timer again that is overdue by ``early``: a poison policy may have skipped it.
+        Set the timer again if it is overdue by ``early``, since a poison policy may have skipped it.
         """
         begin, end = span
         early = 0 if former is None else former.early
@@ -289,7 +289,7 @@ class Windows(Generic[S, V, R]):
         shard.cancel(self._timer(kind, window.begin, key)[0], domain=domain)
 
     def _timer(self, kind: str, begin: int, key: str) -> tuple[str, bytes]:
-        """Return the key and the payload of a timer. A window's key that is too long is in the payload."""
+        """Return key and payload of a timer. If the window's key is too long, put it into the payload."""
         name = f"{self.name}:{kind}:{begin}:{key}"
         encoded = key.encode()
         if len(name) - len(key) + len(encoded) <= KEY_BYTES_MAX:
@@ -297,7 +297,7 @@ class Windows(Generic[S, V, R]):
         return f"{self.name}:{kind}#:{begin}:{sha256(encoded).hexdigest()}", encoded
 
     def _encode(self, state: S) -> str:
-        """Return a state as JSON. Raise ``InvalidValue`` for a state with which the window cannot close."""
+        """Return a state as JSON. Raise ``InvalidValue`` for a state without a valid result."""
         text = self._states.encode(state, "state").decode()
         self._result(state)
         return text
@@ -323,14 +323,14 @@ class Windows(Generic[S, V, R]):
     def on_timer(self, shard: Shard, store: SQLiteStore, timer: Timer) -> Sequence[WindowResult[R]]:
         """Return the result of a timer's window. Close the window if the result is final.
 
-        Call it for each timer: it returns an empty list for timers of other objects, and of windows that are
-        gone. Raise ``InvalidValue`` for a result that is NaN, infinite or too large: the state is then of
-        another version of the aggregate.
+        Call this for each timer: it returns an empty list for timers of other objects, and of windows that
+        are gone. Raise ``InvalidValue`` for a result that is NaN, infinite or too large: another version of
+        the aggregate must have written the state.
         """
         return list(self._results(shard, store, timer))
 
     def _results(self, shard: Shard, store: SQLiteStore, timer: Timer) -> Iterator[WindowResult[R]]:
-        """Yield at most one result: none for the timer of another object, or of a window that is gone."""
+        """Yield at most one result: no result for a timer of another object or of a window that is gone."""
         # The parts of a timer's key: see `_timer`.
         name, _, remainder = timer.key.partition(":")
         kind, _, remainder = remainder.partition(":")

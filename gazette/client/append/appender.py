@@ -49,14 +49,14 @@ RETRIED_STATUSES: Final = frozenset(
 )
 """Statuses after which a plain append is repeated: its journal is being handed over."""
 _EARLIER: Final = "earlier_attempt"
-"""Fact of an error that ended an append after an attempt with an unknown outcome."""
+"""Name of the fact that says: an attempt before this error had an unknown outcome."""
 
 
 class SuspendControl(IntEnum):
-    """The instruction of an append for the suspension of its journal.
+    """What an append does about the suspension of its journal.
 
-    Any append that says RESUME resumes a suspended journal, even a probe without content. Use NO_RESUME or
-    KEEP to look without a change.
+    An append with RESUME resumes a suspended journal, even if the append has no content. Use NO_RESUME or
+    KEEP for a probe that must not resume the journal.
     """
 
     RESUME = 0
@@ -74,8 +74,8 @@ class SuspendControl(IntEnum):
 class AppendParams:
     """The parameters of an append, beside its content.
 
-    An append ignores a metadata segment of ``journal``. With ``offset`` zero it goes to the head; with
-    another offset it is refused unless the head is there. Registers change only with content:
+    An append ignores a metadata segment of ``journal``. ``offset`` zero means: append at the head. Any other
+    ``offset`` must be the head: otherwise the broker refuses the append. Registers change only with content:
     ``subtract_registers`` first, then ``union_registers``. ``check_registers`` counts only if the journal has
     registers.
     """
@@ -129,8 +129,8 @@ class AppendParams:
 class AppendResult:
     """The place of an append.
 
-    ``commit`` is the span of the RPC, with its SHA-1. Appends of one RPC have one result. ``registers`` are
-    the journal's, after the append. The chunk counts tell how often the broker held this client back.
+    ``commit`` is the range of offsets that the RPC wrote, with its SHA-1. Appends of one RPC share one
+    result. ``registers`` are the journal's after the append. ``delayed_chunks`` of ``total_chunks`` waited.
     """
 
     commit: Fragment
@@ -147,14 +147,14 @@ class Appender:
             await appender.write(b"…")
             result = await appender.commit()
 
-    Leaving the block without ``commit`` aborts. Cancellation of ``write``: nothing was appended. After a
-    cancellation of ``commit``, or its ``Unavailable`` or ``Broken``, all content may have been appended.
+    Leaving the block without ``commit`` aborts the append. If ``write`` is cancelled, nothing is appended.
+    If ``commit`` is cancelled, or raises ``Unavailable`` or ``Broken``, all content may have been appended.
     """
 
     def __init__(
         self, client: BrokerAccess, params: AppendParams, session: SessionAppend | None = None
     ) -> None:
-        """Prepare the call. ``session`` names the append and the attempt: brokers refuse a late copy."""
+        """Prepare the call. ``session`` names the append, so that brokers refuse a late copy of it."""
         self._opening = _opening_of(params)
         self._client = client
         self._params = params
@@ -171,7 +171,7 @@ class Appender:
         self.abort()
 
     async def write(self, content: BytesLike) -> None:
-        """Send content, and return when gRPC has taken it. Empty content is not sent: it would commit.
+        """Send content, and return when gRPC has taken it. Skip empty content: sent, it would commit.
 
         Raise ``Closed`` if the client was closed. If the broker ends the call, ``commit`` raises the reason.
         """
@@ -188,9 +188,9 @@ class Appender:
     async def commit(self) -> AppendResult:
         """Ask for the commit and wait for it.
 
-        Raise ``Fenced`` if registers were not as required, ``NotFound``, ``NotAllowed``, ``Conflict`` (wrong
-        offset), ``Corrupt`` (index has a greater offset), ``Moved``, ``Unavailable``, ``Broken``, or
-        ``Closed`` if the client was closed. The broker's status, if any, is in ``facts["status"]``.
+        Raise ``Fenced`` if the registers differ from ``check_registers``, ``Conflict`` for a wrong offset,
+        and ``Corrupt`` if the index has a greater offset. Raise ``NotFound``, ``NotAllowed``, ``Moved``,
+        ``Unavailable``, ``Broken`` or ``Closed`` as `Client` says. A status is in ``facts["status"]``.
         """
         await self._open()
         if not self._answered:
@@ -221,7 +221,7 @@ class Appender:
         await self._send(self._opening)
 
     async def _send(self, message: bytes) -> None:
-        """Send a message. Stop if the broker has answered already: its response gives the reason."""
+        """Send a message. If the broker has answered already, note that instead: its answer says why."""
         if not await self._call.write(message):
             self._answered = True
 
@@ -238,7 +238,7 @@ def _result(
     sent: int,
     response: broker_pb2.AppendResponse,
 ) -> AppendResult:
-    """Return the result of an append of ``sent`` bytes. Raise the error of another status than OK, or
+    """Return the result of an append of ``sent`` bytes. For a status other than OK, raise its error. Raise
     ``Broken`` for an invalid answer."""
     try:
         status, header, commit, registers = validate_append_response(response)
@@ -259,8 +259,8 @@ def _kept_opening_of(params: AppendParams) -> bytes:
 
 
 def _opening_of(params: AppendParams) -> bytes:
-    """Return the first request of an append. Raise ``Invalid`` for wrong parameters. A cache keeps requests:
-    an append often has the parameters of an earlier one."""
+    """Return the first request of an append, from a cache if an earlier append had the same parameters.
+    Raise ``Invalid`` for wrong parameters."""
     try:
         return _kept_opening_of(params)
     except TypeError:  # Labels in a list have no hash.
@@ -269,7 +269,7 @@ def _opening_of(params: AppendParams) -> bytes:
 
 @lru_cache(maxsize=1 << 10)
 def _appended_to(journal: str) -> Any:
-    """Return the counter of a journal's appended bytes, cached: the metrics library is slower."""
+    """Return the counter of a journal's appended bytes. A cache is faster than the metrics library."""
     return APPEND_BYTES.labels(split_journal_meta(journal)[0])
 
 
@@ -280,7 +280,7 @@ async def _append_whole(
     content: bytes,
     session: SessionAppend | None,
 ) -> AppendResult:
-    """Append content that is small and all in memory. All requests of the call go out at once."""
+    """Append small content that is all in memory, by one call that sends all its requests at once."""
     endpoint, path = client.byte_path(journal, primary=True)
     claims, credentials = journal_claims(Capability.APPEND, journal), client.channels.credentials
     try:
@@ -301,7 +301,7 @@ async def _append_whole(
 
 
 def _joined(content: Content) -> bytes | None:
-    """Return content as one value if it is in memory, and has at most ``WHOLE_BYTES``; else None."""
+    """Return content as one value if it is in memory and has at most ``WHOLE_BYTES``; otherwise None."""
     if isinstance(content, bytes | bytearray | memoryview):
         content = (content,)
     if not isinstance(content, tuple | list):
@@ -357,13 +357,13 @@ async def append(
 ) -> AppendResult:
     """Append, and retry while the journal's brokers are unreachable or being replaced.
 
-    An iterator can be read only once, so it is not retried; pass a function that returns a new one. An
-    attempt may have an unknown outcome: after a retry the content may be in the journal twice. Suspended
-    journals and unhealthy stores are not retried. If content came too slowly for the broker, only content in
-    memory is retried: no source was slow, but this process. A journal that brokers do not know is retried for
-    `LAG_S` seconds. All other errors of `Appender.commit` are raised at once, also INDEX_HAS_GREATER_OFFSET:
-    the commands that confirm a head ask by an append. `may_be_appended` judges the errors. Cancellation: the
-    content may have been appended.
+    An iterator can be read only once, so it is not retried; pass a function that returns a new iterator.
+    A retry after an attempt with an unknown outcome may append the content twice. After a cancellation the
+    content may have been appended. Retry for `LAG_S` seconds while brokers do not know the journal. If
+    content came too slowly for the broker, retry only content in memory, since this process was slow. Raise
+    all other errors of `Appender.commit` at once, also of a suspended journal or an unhealthy store. Raise
+    INDEX_HAS_GREATER_OFFSET at once, since commands that confirm a head ask for it by an append.
+    `may_be_appended` says what an error means for the content.
     """
     attempt, call = 0, RepeatedCall()
     attempts: Attempts | None = None
@@ -397,12 +397,12 @@ class Attempts:
     def __init__(self, clock: Clock) -> None:
         self._grace = Grace(clock)
         self._is_open = False
-        """True if one of them may have been appended."""
+        """True if one of the attempts may have been appended."""
 
     def end_with(self, error: Exception, *, is_final: bool) -> bool:
-        """Note the error of an attempt. Return False if the append is to be repeated.
+        """Note the error of an attempt. Return False if the caller should repeat the append.
 
-        ``is_final``: time does not cure the error. An error that ends the append says in its facts whether an
+        ``is_final`` says that no retry can help. If this error ends the append, add a fact to it when an
         earlier attempt may have been appended.
         """
         if self._grace.covers(error) or not is_final:
@@ -414,8 +414,8 @@ class Attempts:
 
 
 def may_be_appended(error: BaseException) -> bool:
-    """Return True if an append that failed with ``error`` may be in the journal: no broker has refused it, or
-    an earlier attempt has no known outcome."""
+    """Return True if an append that failed with ``error`` may be in the journal all the same: no broker has
+    refused it, or an earlier attempt had an unknown outcome."""
     facts = error.facts if isinstance(error, GazetteError) else {}
     is_refused = "status" in facts or "ledger" in facts
     return _EARLIER in facts or (
@@ -430,7 +430,7 @@ def _is_retried(error: GazetteError) -> bool:
 
 
 def backoff_s(attempt: int) -> float:
-    """Return the seconds to wait after a failed attempt, counted from zero; -1 means: do not wait."""
+    """Return the seconds to wait after the failed attempt ``attempt``, counted from 0. Return 0 for -1."""
     if attempt < 0:
         return 0.0
     return (0.05, 0.05, 0.1, 0.1, 1.0, 1.0)[attempt] if attempt < 6 else 5.0

@@ -1,8 +1,8 @@
 """Stage 1 of the byte path: the bounded backlog of appends that were released and not yet sent.
 
-Threads put content in, the event loop takes batches out. Both share only the mutex of this module. It is held
-for microseconds (longer to make a spill file), and never during a wait for brokers. `JournalAppends` enqueues
-to one journal, at the least cost.
+Threads put content in, the event loop takes batches out. Threads and loop share only the mutex of this
+module. A holder keeps the mutex for microseconds (longer to make a spill file), and never while it waits for
+brokers. `JournalAppends` enqueues to one journal, at the least cost.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ log = logging.getLogger(__name__)
 NOTHING: Final[AbstractSet[OpFuture[Any]]] = frozenset()
 
 _POLL_S: Final = 1.0
-"""Seconds between two checks of a thread that waits for memory of other services, which do not notify it."""
+"""Seconds between two checks of a thread that waits for memory. Other services free memory without a
+notice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +50,14 @@ class AppendServiceSettings:
     """Bounds of one service, in bytes.
 
     Content beyond ``journal_memory_max`` of one journal, or beyond the memory budget, goes to an unlinked
-    file. The file is in ``spill_directory`` (None: the directory of temporary files). Before content goes
-    there, its producer waits as long as the broker makes progress. Producers wait without limit while more
-    than ``backlog_max`` bytes are waiting. On the event loop, no producer waits.
+    file in ``spill_directory`` (None: the directory of temporary files). A producer on a thread writes to
+    the file only when brokers make no progress; until then it waits. While more than ``backlog_max`` bytes
+    are waiting, it waits without limit. On the event loop, no producer waits.
     """
 
     journal_memory_max: int = 8 << 20
     memory_max: int = 128 << 20
-    """Size of the service's own memory budget, if it does not share another one."""
+    """Size of the service's own memory budget, unless it shares the budget of other services."""
     backlog_max: int = 4 << 30
     headway_s: float = 0.25
     """Seconds that a producer waits for a batch to succeed before it writes to the file."""
@@ -65,7 +66,7 @@ class AppendServiceSettings:
 
 
 class _LeftMutex:
-    """The mutex of a backlog in a forked child: every append tries to lock it, which raises ``Closed``."""
+    """The mutex of a backlog in a forked child. Every append locks the mutex, and so raises ``Closed``."""
 
     def acquire(self) -> bool:
         raise forked("an append service")
@@ -99,8 +100,8 @@ class Backlog:
 
     In a forked child, every append raises ``Closed``.
 
-    ``on_work`` is called, under the mutex and from any thread, when a batch joins a queue that is not being
-    served. Batches cross to the loop only by this call.
+    The backlog calls ``on_work``, under the mutex and on any thread, when a batch joins a queue that the loop
+    is not serving. Only by this call does the loop learn of batches.
     """
 
     def __init__(
@@ -117,7 +118,7 @@ class Backlog:
         self._on_work = on_work
         self._loop_thread = threading.get_ident()
         self.mutex = threading.Lock()
-        """Guards everything here and in the queues. For how long it is held: see the module."""
+        """Guards all of this object and its queues. The module says how long a holder may keep it."""
         self._room = threading.Condition(self.mutex)
         self._closed = False
         _backlogs.add(self)
@@ -128,8 +129,8 @@ class Backlog:
         return threading.get_ident() == self._loop_thread
 
     def queue(self, params: AppendParams) -> JournalQueue:
-        """Return the journal's queue. Raise ``Invalid`` for wrong parameters. After ``close``, return a queue
-        that has failed, or raise ``Closed`` for a journal without one."""
+        """Return the journal's queue. Raise ``Invalid`` for wrong parameters. After ``close``, return the
+        journal's failed queue, or raise ``Closed`` if the journal has no queue."""
         journal = params.journal
         queue = self.queues.get(journal)
         if queue is not None and params == queue.validated:
@@ -151,7 +152,7 @@ class Backlog:
         content: BytesLike,
         segments: Collection[Segment] | None,
     ) -> OpFuture[AppendResult]:
-        """Add an append as ``put`` does, then wait for room, unless on the loop. Return its future."""
+        """Add an append as ``put`` does. Off the loop, wait for room. Return the future of the append."""
         future, filled = self.put(queue, params, dependencies, content, segments)
         if filled is not None:
             self.make_room(queue, filled)
@@ -167,9 +168,9 @@ class Backlog:
     ) -> tuple[OpFuture[AppendResult], Segment | None]:
         """Add an append after all others of its journal: ``segments``, then ``content``.
 
-        Return the future of its batch, and the segment that it completed (None: none): call ``make_room`` for
-        that one. If the queue has failed, drop ``segments``, and return its failed future. ``hold`` or
-        ``account`` has counted the memory of ``segments``. ``content`` is shorter than a segment.
+        Return the future of its batch, and the segment that the append completed, or None. Then call
+        ``make_room`` for that segment. If the queue has failed, drop ``segments``, and return its failed
+        future. Count ``segments`` by ``hold`` or ``account`` before. ``content`` is shorter than a segment.
         """
         with self.mutex:
             batch = queue.tail
@@ -183,7 +184,7 @@ class Backlog:
                     self._on_work(queue)
             filled = None
             if segments:
-                # The buffer ends here, since ``segments`` follow it. It becomes a segment, even if it is not
+                # Since ``segments`` follow the buffer, the buffer becomes a segment now, even if it is not
                 # full.
                 filled = queue.cut(batch) if batch.buffer else None
                 self.bytes += queue.put_segments(batch, segments)
@@ -195,23 +196,23 @@ class Backlog:
         return batch.future, filled
 
     def account(self, queue: JournalQueue, segments: Collection[Segment]) -> None:
-        """Account for segments that are not enqueued yet; do not wait."""
+        """Count the memory of segments that are not enqueued yet; do not wait."""
         with self.mutex:
             queue.hold(sum(segment.length for segment in segments))
 
     def hold(self, queue: JournalQueue, segment: Segment) -> None:
-        """Account for a segment that is not enqueued yet; wait for room, unless on the loop."""
+        """Count the memory of a segment that is not enqueued yet. Off the loop, wait for room."""
         self.account(queue, (segment,))
         self.make_room(queue, segment)
 
     def discard(self, queue: JournalQueue, segments: Collection[Segment]) -> None:
-        """Forget segments that are not enqueued."""
+        """Forget segments that were counted and will not be enqueued."""
         with self.mutex:
             queue.drop(segments)
             self._room.notify_all()
 
     def pending_except(self, journal: str) -> AbstractSet[OpFuture[Any]]:
-        """Return pending futures: see `AppendService.pending_except`."""
+        """Return the pending futures of other journals: see `AppendService.pending_except`."""
         with self.mutex:
             futures: list[OpFuture[Any]] = []
             for queue in self.queues.values():
@@ -227,7 +228,7 @@ class Backlog:
     # Taking out: the loop's side.
 
     def first(self, queue: JournalQueue) -> Batch | None:
-        """Return the oldest batch. After None, stop serving the queue until ``on_work``."""
+        """Return the oldest batch, or None. After None, do not serve the queue until ``on_work`` names it."""
         with self.mutex:
             if queue.batches:
                 return queue.batches[0]
@@ -242,7 +243,7 @@ class Backlog:
             return queue.seal(batch)
 
     def succeed(self, queue: JournalQueue, batch: Batch, result: AppendResult) -> None:
-        """Complete the oldest batch, which is in the journal."""
+        """Remove the oldest batch, which has been appended, and give its future the result."""
         with self.mutex:
             if not queue.batches or queue.batches[0] is not batch:
                 return  # Closed meanwhile: its future has failed.
@@ -253,7 +254,7 @@ class Backlog:
         batch.future.set_result(result)
 
     def fail(self, queue: JournalQueue, error: GazetteError) -> None:
-        """Refuse all appends to the journal from now on. The first such error stays."""
+        """Refuse all appends to the journal from now on. A later error does not replace the first."""
         with self.mutex:
             batches = queue.fail(error)
             queue.serving = False
@@ -288,7 +289,7 @@ class Backlog:
         )
 
     def _worth_waiting(self, queue: JournalQueue) -> bool:
-        """Return True if batches of this very journal are being sent, and may soon free enough memory."""
+        """Return True if batches of this journal are being sent, and may soon free enough memory."""
         return (
             queue.flowing
             and self._over(queue)
@@ -296,10 +297,10 @@ class Backlog:
         )
 
     def make_room(self, queue: JournalQueue, segment: Segment) -> None:
-        """Wait until memory is within bounds. If that takes long, move ``segment`` to the file.
+        """Wait until memory is within bounds. If the wait takes long, move ``segment`` to the file.
 
-        On the loop, move it at once, and return even if the disk fails. Return without room if the queue has
-        failed, or if nothing that is enqueued could free memory.
+        On the loop, move it at once, and return even if the disk fails. If the queue has failed or is empty,
+        return although memory is full: no batch of the queue could free memory.
         """
         if not self._over(queue):
             return
@@ -317,8 +318,7 @@ class Backlog:
                 return
             with self._room:
                 # Neither memory nor disk has room: brokers must catch up, or an operator must free space. If
-                # nothing is enqueued, only this open append fills the memory: waiting would not end, so let
-                # it pass.
+                # the queue is empty, only this open append fills the memory: a wait would not end, so go on.
                 if not queue.batches:
                     return
                 self._room.wait(_POLL_S)
@@ -354,8 +354,8 @@ class Backlog:
 class JournalAppends:
     """Enqueues appends to one journal. Any thread may use it; `enqueue` never waits.
 
-    If the order of content matters, make and enqueue it under one lock of the caller. Release that lock
-    before `await_room`, which waits for slow brokers.
+    If the order of content matters, make the content and enqueue it under one lock of your own. Release your
+    lock before `await_room`, which waits for slow brokers.
     """
 
     __slots__ = ("_backlog", "_backlog_max", "_batch", "_filled", "_params", "_queue", "must_wait")
@@ -368,20 +368,20 @@ class JournalAppends:
         self._batch: Batch | None = None
         """The batch that the last append joined."""
         self._filled: deque[Segment] = deque()
-        """Enqueued segments for which memory may have no room."""
+        """Enqueued segments that may exceed the memory budget."""
         self.must_wait = False
         """True if the caller of `enqueue` must call `await_room` now."""
 
     def enqueue(self, content: BytesLike) -> OpFuture[AppendResult]:
         """Enqueue a copy of ``content`` as an append after all others of the journal.
 
-        Return its future, which all appends of the same RPC share. If appends to the journal have failed for
-        good, the future has their error. Raise ``Closed`` if the service's event loop has ended. Afterwards,
-        look at ``must_wait``.
+        Return its future, which all appends of the same RPC share. If the journal's queue has failed, the
+        future has the queue's error. Raise ``Closed`` if the service's event loop has ended. Look at
+        ``must_wait`` after each call.
         """
         backlog, queue = self._backlog, self._queue
-        # A fast path: content that joins the batch of the last call and completes no segment. Publishers come
-        # here hundreds of thousands of times a second. A `with` would take twice as long as this `try`.
+        # A fast path for content that joins the batch of the last call and completes no segment. Publishers
+        # call it hundreds of thousands of times a second. `with` would take twice as long as this `try`.
         length, mutex = len(content), backlog.mutex
         mutex.acquire()
         try:
@@ -464,9 +464,9 @@ class JournalAppends:
         return accepts
 
     def await_room(self) -> None:
-        """Wait until brokers or a disk have taken what exceeds the memory budget. On the event loop, write to
-        the disk and do not wait."""
-        # Reset it before the wait: an append of another thread may set it again meanwhile.
+        """Wait until brokers or a disk have taken the content beyond the memory budget. On the event loop,
+        write to the disk and do not wait."""
+        # Reset the flag before the wait: an append of another thread may set it again meanwhile.
         self.must_wait = False
         with suppress(IndexError):
             while True:

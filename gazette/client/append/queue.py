@@ -1,7 +1,7 @@
 """Stage 1 of the byte path: the batches of one journal, in the order in which they were released.
 
-Their content waits in memory and, past a bound, in a file. The mutex of the owning service guards all of this
-module, except what says otherwise.
+Their content waits in memory and, past a bound, in a file. The mutex of the owning service guards everything
+here, unless a docstring says otherwise.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 
 SEGMENT_BYTES: Final = CHUNK_BYTES
 SPILL_FILE_BYTES: Final = 64 << 20
-"""Size in bytes at which a spill file takes no more. The file is deleted once all its content was
+"""Size in bytes at which a spill file takes no more content. The file is deleted once all its content was
 appended."""
 BATCH_BYTES_MAX: Final = 64 << 20
-"""Size in bytes above which a batch takes no more appends. The last one may exceed it by its own size."""
+"""Size in bytes above which a batch takes no more appends. The last append may exceed this size."""
 
 
 class MemoryBudget:
     """The bytes of waiting content that may be in memory. Thread-safe.
 
-    All append services of a process may share one budget, which then bounds their sum.
+    Append services of a process may share one budget, which bounds the sum of their content in memory.
     """
 
     __slots__ = ("_lock", "bytes_max", "used")
@@ -53,8 +53,8 @@ class MemoryBudget:
 
 
 class SpillFile:
-    """An unlinked temporary file. Spans of it are reserved under the service's mutex, and written and read
-    without the mutex. The file is closed when it is retired and holds no segment any more."""
+    """An unlinked temporary file. Its users reserve spans under the service's mutex, and write and read them
+    without the mutex. The file is closed once it is retired and no segment uses it."""
 
     __slots__ = ("_descriptor", "_end", "_live", "_retired")
 
@@ -85,7 +85,7 @@ class SpillFile:
         self._close_if_unused()
 
     def retire(self) -> None:
-        """Reserve nothing more from now on. May be repeated."""
+        """Close the file as soon as no segment uses it. Reserve no span after this call. May be repeated."""
         self._retired = True
         self._close_if_unused()
 
@@ -95,8 +95,8 @@ class SpillFile:
             self._descriptor = -1
 
     def write(self, offset: int, data: BytesLike) -> None:
-        """Write ``data`` at ``offset``. Raise ``OSError``, such as for a full disk; the span may then be
-        written again."""
+        """Write ``data`` at ``offset``. Raise ``OSError`` if the disk fails or is full; the caller may write
+        the span again."""
         view = memoryview(data)
         while view.nbytes:
             written = os.pwrite(self._descriptor, view, offset)
@@ -112,10 +112,10 @@ class SpillFile:
 
 
 class Segment:
-    """A run of content, of about a chunk: in memory (``data``), or at ``offset`` of ``file``.
+    """A piece of content, of about one chunk: in memory (``data``), or at ``offset`` of ``file``.
 
     Content moves from memory to the file at most once, under the service's mutex. A reader takes ``data``
-    first, and needs the file only if that is None.
+    first, and the file only if ``data`` is None.
     """
 
     __slots__ = ("data", "dropped", "file", "length", "offset")
@@ -162,8 +162,8 @@ def segments_of(content: BytesLike) -> list[Segment]:
 class Batch:
     """Appends that become one RPC. They share its future.
 
-    Invariant: the appends depend only on ``dependencies``, which exist when the batch is made. So
-    dependencies point to older batches only, and form no circle.
+    Invariant: the appends depend only on ``dependencies``, which are older than the batch. So batches never
+    depend on each other in a circle.
     """
 
     __slots__ = ("buffer", "dependencies", "future", "params", "segments", "segments_bytes")
@@ -183,7 +183,7 @@ class Batch:
         return self.segments_bytes + len(self.buffer)
 
     def accepts(self, params: AppendParams, dependencies: AbstractSet[OpFuture[Any]]) -> bool:
-        """Return True if an append may join: it must not make earlier appends wait for more."""
+        """Return True if an append may join: it must not add dependencies to earlier appends."""
         return (
             (params is self.params or params == self.params)
             and (not dependencies or dependencies <= self.dependencies)
@@ -194,7 +194,7 @@ class Batch:
 class JournalQueue:
     """One journal's batches, and the lock of the transaction that adds to them.
 
-    ``lock`` is held by the one open transaction. ``tail`` is the batch that may still be joined: the last of
+    The one open transaction holds ``lock``. ``tail`` is the batch that appends may still join: the last of
     ``batches``, until its RPC begins. ``failure`` is permanent.
     """
 
@@ -224,29 +224,29 @@ class JournalQueue:
         self._budget = budget
         self.session = secrets.token_hex(16)
         self.sequence = 0
-        """Sequence number of the last batch that was begun: see ``protocol/append_session``."""
+        """Sequence number of the last batch whose RPC was begun: see ``protocol/append_session``."""
         self.ledger = ""
-        """The ledger of sessions that the journal's primary has named; empty before."""
+        """The ledger of sessions that the journal's primary has named; empty if it has named no ledger."""
         self.created: Revision = 0
-        """CreateRevision of the journal that the session appends to; 0 before it is known."""
+        """CreateRevision of the journal that the session appends to; 0 while the revision is not known."""
         self.lock = threading.Lock()
         self.staging = bytearray()
-        """Content of the open transaction; reused by the next."""
+        """Content of the open transaction. The next transaction uses the same buffer."""
         self.batches: deque[Batch] = deque()
         self.tail: Batch | None = None
         self.serving = False  # True while a task of the loop sends the batches.
         self.flowing = False
-        """True while the first batch is being sent. False while it waits for dependencies or a retry. If it
-        is True, a producer that is ahead waits a little before it writes to a disk."""
+        """True while the first batch is being sent. False while it waits for dependencies or a retry. While
+        this is True, a producer that is ahead waits a little before it writes to a disk."""
         self.memory = 0
         """Bytes of segments in memory."""
-        self.spill: SpillFile | None = None  # The file that takes content now; None: make one.
+        self.spill: SpillFile | None = None  # The file that takes content now, once it is made.
         self.validated: AppendParams | None = None  # The parameters that were checked last.
         self.trouble = ""
-        """The error of the first batch's last attempt, until the next attempt; empty for no error."""
+        """The error of the first batch's last attempt; empty if the last attempt has no error."""
         self.failure: BaseException | None = None
         self.failed_future: OpFuture[AppendResult] | None = None
-        """A future that has failed with ``failure``, for all later appends."""
+        """A future that has failed with ``failure``: all later appends get it."""
 
     def chain(self, params: AppendParams, dependencies: AbstractSet[OpFuture[Any]]) -> Batch:
         """Add a batch after all others. Later appends may join it."""
@@ -256,7 +256,7 @@ class JournalQueue:
         return batch
 
     def put_segments(self, batch: Batch, segments: Collection[Segment]) -> int:
-        """Append segments to a batch without a buffer. Return their bytes, which are counted already."""
+        """Append segments to a batch whose buffer is empty. Return their bytes, which `hold` has counted."""
         batch.segments.extend(segments)
         length = sum(segment.length for segment in segments)
         batch.segments_bytes += length
@@ -272,7 +272,7 @@ class JournalQueue:
         return segment
 
     def seal(self, batch: Batch) -> list[Segment]:
-        """Return the content of a batch, which no append can join any more."""
+        """Let no more appends join a batch, and return its content."""
         if self.tail is batch:
             self.tail = None
         if batch.buffer:
@@ -284,19 +284,19 @@ class JournalQueue:
         self.hold(-sum([segment.drop() for segment in segments]))
 
     def hold(self, length: int) -> None:
-        """Account for bytes that have come into memory, or (negative) have left it."""
+        """Count bytes that have come into memory; a negative ``length`` counts bytes that have left it."""
         self.memory += length
         self._budget.add(length)
 
     def attempt(self) -> SessionAppend:
-        """Return the session append of the batch that was begun last, for the broker."""
+        """Return what tells a broker which append this is: that of the batch whose RPC was begun last."""
         return SessionAppend(self.session, self.sequence, self.ledger)
 
     def adopt_ledger(self, error: Exception) -> bool:
         """Adopt the ledger that a primary named because it does not know the session. On the loop only.
 
-        Return False if it named none, or the same. Raise ``Corrupt`` if the journal was created again since
-        its appends began.
+        Return False if it named no ledger, or the ledger known here. Raise ``Corrupt`` if the journal was
+        deleted and created again since the first append of this queue.
         """
         facts = error.facts if isinstance(error, GazetteError) else {}
         ledger = facts.get("ledger", "")
@@ -335,8 +335,8 @@ class JournalQueue:
         return batches
 
     def spill_file(self, directory: Path | None) -> SpillFile:
-        """Return the file for segments: a new one at first, and if the last is full. Raise ``OSError`` if no
-        file can be made."""
+        """Return the file for segments; make a file if the queue has no file yet, or the last file is full.
+        Raise ``OSError`` if no file can be made."""
         if self.spill is None or self.spill.full:
             file = SpillFile(directory)
             self.close_spill()

@@ -1,25 +1,25 @@
 """Stage 1 of the byte path: takes content from publishers and recorders, gives
 batches to `client/append/appender`.
 
-Callers release appends to one journal in some order. Appends may share an RPC, and reach the broker in that
-order. Transactions of shards rely on these rules:
+Appends to one journal may share an RPC. Appends reach the broker in the order in which callers release them.
+Transactions of shards rely on these rules:
 
 - **Order.** Within a journal, content arrives in the order of ``release``. One RPC runs at a time, and the
-  next begins when the former has succeeded. When ``release`` returns, the append is enqueued. Any append that
-  is released later comes after it: in a later RPC, or later in the same RPC.
+  next begins when the former has succeeded. ``release`` has enqueued the append when it returns. An append
+  that is released later comes later: in a later RPC, or later in the same RPC.
 - **Dependencies.** An RPC begins only after all dependencies of each append in it have succeeded. An append
-  joins a waiting batch only if its own dependencies are among the batch's: so no earlier append waits for
-  more. An append *without* dependencies also waits for the appends before it. So a barrier (an empty append
-  with dependencies) holds back all later appends to the journal.
-- **No circles.** A dependency is a future that ``release`` has returned. So it is older than each batch that
-  depends on it. Journals may depend on each other in both directions.
-- **Failure is for good.** An append or a dependency may fail for a reason that time does not cure. The
-  journal then accepts nothing more from this service. All waiting and later appends fail with the same error.
+  joins a waiting batch only if the batch has all its dependencies already: so earlier appends wait for
+  nothing new. An append *without* dependencies also waits for the appends before it. So a barrier (an empty
+  append with dependencies) holds back all later appends to the journal.
+- **No circles.** A dependency is a future that ``release`` has returned. So the dependency is older than each
+  batch that depends on it. Journals may depend on each other in both directions.
+- **Failure is for good.** When a retry cannot cure the failure of an append or of a dependency, the journal
+  accepts nothing more from this service. All waiting and later appends fail with the same error.
   ``pending_except`` still contains that failure. So a failed publish stops the commit that depends on it.
-- **At least once.** A batch with an unknown outcome is retried *whole*. So a journal may hold it twice, in
-  one piece each time and before all later appends. Readers drop the copy by the clocks of its messages. For
-  that, the order within the batch must be kept. The journal's primary refuses a copy that comes after a later
-  append: see ``protocol/append_session``.
+- **At least once.** A batch with an unknown outcome is retried *whole*. So a journal may hold a batch twice,
+  each copy in one piece and before all later appends. Readers drop the second copy by the clocks of its
+  messages, which works because both copies have one order. The journal's primary refuses a copy that comes
+  after a later append: see ``protocol/append_session``.
 
 A thread that is ahead of the brokers must wait. The event loop never waits for brokers: it writes to a disk.
 """
@@ -85,11 +85,11 @@ _TERMINAL: Final = frozenset(
 _TERMINAL_WHEN_CHECKED: Final = frozenset(
     {Status.JOURNAL_NOT_FOUND.name, Status.REGISTER_MISMATCH.name}
 )
-"""Statuses that end appends with ``check_registers``. They say that the journal is gone, or has another
-owner. After any other status the owner repeats its append: no other process would append in its place."""
+"""Statuses that end appends with ``check_registers``: the journal is gone, or has another owner. After any
+other status the owner repeats its append, since no other process would append in its place."""
 
 _QUIET_ATTEMPTS: Final = 4
-"""Number of first attempts that may fail without a warning. Each hand-over of a journal makes some fail."""
+"""Number of first attempts that may fail without a warning: some fail in each hand-over of a journal."""
 
 
 def _nothing() -> None:
@@ -97,12 +97,12 @@ def _nothing() -> None:
 
 
 def is_terminal(error: Exception, *, checked: bool, lasted_s: float = 0.0) -> bool:
-    """Return True if retrying cannot help. ``checked``: the append has ``check_registers``.
+    """Return True if retrying cannot help. ``checked`` says that the append has ``check_registers``.
 
     A refusal of rights is final, unless the attempt lasted so long (``lasted_s``) that its token may have
-    expired. Retry after these: unreachable brokers, a journal between owners, too few brokers, suspension, a
-    head that an operator must confirm. Retry after any other failure of gRPC as well: a broker that stops
-    may refuse with any of them. (`Attempts` retries for some time after JOURNAL_NOT_FOUND.)
+    expired. Callers retry after these: unreachable brokers, a journal between owners, too few brokers,
+    suspension, a head that an operator must confirm. They retry after any other failure of gRPC as well,
+    since a broker that stops may cause it. (`Attempts` retries for some time after JOURNAL_NOT_FOUND.)
     """
     if isinstance(error, Closed | Bug | Invalid):
         return True
@@ -114,9 +114,9 @@ def is_terminal(error: Exception, *, checked: bool, lasted_s: float = 0.0) -> bo
 class AppendTxn:
     """One append, begun by `AppendService.start_append`.
 
-    Until it is released or rolled back, no other ``start_append`` to the same journal returns, so be brief.
-    Used by one thread at a time. As a context manager it is released at the end of the block, or rolled back
-    by an exception.
+    Release or roll back soon: until then, no other ``start_append`` to the same journal returns. Use it from
+    one thread at a time. As a context manager, it releases at the end of the block, or rolls back after an
+    exception.
     """
 
     __slots__ = ("_backlog", "_dependencies", "_params", "_queue", "_segments", "_staging")
@@ -133,12 +133,12 @@ class AppendTxn:
         self._params = params
         self._dependencies = dependencies
         self._staging: bytearray | None = queue.staging
-        """None once it was released or rolled back."""
+        """None once the append was released or rolled back."""
         self._segments: list[Segment] | None = None
 
     def write(self, content: BytesLike) -> None:
-        """Add content, which is copied. Beyond bounds, a thread waits for brokers or writes to a disk. The
-        event loop only writes. Raise ``Bug`` after `release` or `roll_back`."""
+        """Add a copy of ``content``. Beyond the bounds of memory, a thread waits for brokers or writes to a
+        disk; the event loop always writes. Raise ``Bug`` after `release` or `roll_back`."""
         staging = self._staging
         if staging is None:
             raise Bug("write to an append that was released or rolled back")
@@ -165,9 +165,9 @@ class AppendTxn:
     def release(self) -> OpFuture[AppendResult]:
         """Enqueue the append. Return its future, which all appends of the same RPC share.
 
-        If appends to the journal have failed for good, the future has their error, and this call returns it.
-        May take as long as ``write``. Raise ``Bug`` after `release` or `roll_back`, and ``Closed`` if the
-        service's event loop has ended.
+        If appends to the journal have failed for good, the future has failed with their error. The call may
+        wait as ``write`` does. Raise ``Bug`` after `release` or `roll_back`, and ``Closed`` if the service's
+        event loop has ended.
         """
         staging = self._staging
         if staging is None:
@@ -211,14 +211,14 @@ class AppendTxn:
 class AppendService:
     """Appends of threads and of the loop, batched per journal; the module states the guarantees.
 
-    Create it on the event loop of ``client``. ``start_append``, ``append``, ``journal`` and
-    ``pending_except`` may be called from any thread; the rest belongs to the loop.
+    Create it on the event loop of ``client``. Call ``start_append``, ``append``, ``journal`` and
+    ``pending_except`` from any thread, and the other methods on the loop.
 
     In a forked child, every append raises ``Closed``, and ``close`` changes nothing. A future from before
-    the fork is never done there.
+    the fork is never done in the child.
 
-    A thread may have to wait until the brokers catch up. So a thread that must complete a dependency must
-    not enqueue gigabytes after it.
+    A thread may have to wait until the brokers catch up. If a thread itself completes a dependency, it must
+    do so before it enqueues gigabytes: otherwise it may wait for itself.
     """
 
     def __init__(
@@ -251,10 +251,10 @@ class AppendService:
     ) -> AppendTxn:
         """Begin an append that takes place after all ``dependencies`` have succeeded.
 
-        Waits while another thread has an append to the same journal open, and while too much is waiting to be
-        sent. On the event loop it waits for neither, and raises ``Bug`` if an append to the journal is open.
-        (``append`` and ``journal`` do not wait for an open append.) Raise ``Invalid`` for wrong parameters.
-        After ``close``, raise ``Closed`` for a journal without earlier appends; else the future has failed.
+        A thread waits while another thread has an append to the same journal open, and while the backlog is
+        full. On the event loop, raise ``Bug`` instead if an append to the journal is open. (``append`` and
+        ``journal`` do not wait for an open append.) Raise ``Invalid`` for wrong parameters. After ``close``,
+        the future has failed; for a journal without earlier appends, raise ``Closed``.
         """
         backlog = self._backlog
         queue = backlog.queues.get(params.journal)
@@ -275,8 +275,8 @@ class AppendService:
     ) -> OpFuture[AppendResult]:
         """Enqueue an append at once, even while a transaction of the journal is open.
 
-        If content must be made in the order in which it is enqueued, use ``start_append``. For the errors see
-        ``start_append``.
+        If you must make content in the order in which it is enqueued, use ``start_append``, which also names
+        the errors.
         """
         backlog = self._backlog
         queue = backlog.queue(params)
@@ -297,8 +297,8 @@ class AppendService:
     def pending_except(self, journal: str) -> AbstractSet[OpFuture[Any]]:
         """Return the futures of all appends that were released to other journals and have not succeeded.
 
-        A journal's last future stands for those before it. A journal that failed contributes its failure, for
-        ever. One snapshot: it misses no append that was released before the call.
+        A journal's last future stands for its earlier futures. A failed journal stays in the set, with its
+        failed future. The set misses no append that was released before the call.
         """
         return self._backlog.pending_except(journal)
 
@@ -308,8 +308,8 @@ class AppendService:
         return self._backlog.bytes
 
     def waiting(self) -> dict[str, str]:
-        """Return the journals whose released appends are not all made. Each has the error of its last
-        attempt, or an empty text. Call this on the loop."""
+        """Return the journals with appends that wait, each with the error of the last attempt. The error is
+        an empty text if that attempt has not failed. Call this on the loop."""
         return {
             name: queue.trouble for name, queue in self._backlog.queues.items() if queue.batches
         }
@@ -334,16 +334,16 @@ class AppendService:
     # On the loop.
 
     async def run(self) -> None:
-        """Watch the service without end. Raise the error of a task that must not fail.
+        """Wait without end, to raise the error of a task of the service that must not fail.
 
-        Appends are served also without this call. Cancellation changes nothing.
+        The service makes appends also without this call. Cancellation changes nothing.
         """
         self._bound.require()
         await await_shared(self._defect)
 
     async def flush(self) -> None:
-        """Wait until all appends released so far have succeeded; raise the first failure. Cancellation: the
-        appends go on."""
+        """Wait until all appends released so far have succeeded; raise the first failure. Appends go on
+        after a cancellation."""
         self._bound.require()
         for future in self.pending_except(""):
             await await_future(future)
@@ -351,8 +351,8 @@ class AppendService:
     async def close(self, timeout_s: float = 10.0) -> None:
         """Refuse new appends. Futures of waiting appends fail with ``Closed``, and waiting threads return.
 
-        To lose nothing, `flush` first: an append on its way may take place or not. Its task has ``timeout_s``
-        to end: raise ``Unavailable`` after that.
+        To lose nothing, `flush` first: an append that is being sent may take place or not. Raise
+        ``Unavailable`` if its task does not end within ``timeout_s``.
         """
         if self._bound.was_forked:
             return
@@ -377,7 +377,7 @@ class AppendService:
         self._scope.cancel()
 
     def __del__(self) -> None:
-        # A service with pending appends is not collected. So only its threads have to be ended.
+        # The loop keeps a service with pending appends alive. So nothing is left here but to warn.
         if not getattr(self, "_closed", True):
             self._bound.dropped(_nothing, "Await its close(), before its client is closed.")
 
@@ -386,7 +386,7 @@ class AppendService:
             self._scope.spawn(self._serve(queue), name=f"append {queue.journal}")
 
     async def _serve(self, queue: JournalQueue) -> None:
-        """Append the journal's batches until none is left, or until one fails for good and so all fail."""
+        """Append the journal's batches until none is left. If a batch fails for good, fail all of them."""
         backlog = self._backlog
         try:
             while (batch := backlog.first(queue)) is not None:
@@ -411,8 +411,8 @@ class AppendService:
         """Return when all dependencies have succeeded. Raise ``Broken`` if one fails or is cancelled."""
         for dependency in batch.dependencies:
             if not dependency.done():
-                # The thread that fills this queue may have to complete the dependency: it must not wait for
-                # room.
+                # The thread that fills this queue may be the one to complete the dependency. So the thread
+                # must not wait for room.
                 queue.flowing = False
                 await _done(dependency)
             if dependency.cancelled():
@@ -423,7 +423,7 @@ class AppendService:
                 ) from error
 
     async def _append(self, queue: JournalQueue, batch: Batch) -> AppendResult:
-        """Append one batch, with as many attempts as it takes."""
+        """Append one batch: retry until it succeeds or fails for good."""
         segments = self._backlog.seal(queue, batch)
         queue.sequence += 1
         attempt = adoptions = 0
@@ -445,11 +445,11 @@ class AppendService:
                 queue.flowing = False
                 is_adopted = queue.adopt_ledger(error)
                 if is_adopted:
-                    # A new primary has refused the session, and has named its ledger. So it answers: retry at
-                    # once, even if brokers were away for long. If two primaries refuse in turn, pause longer
-                    # each time.
+                    # A new primary has refused the session, and has named its ledger. Since a primary
+                    # answers, retry at once, even if brokers were away for long. If two primaries refuse in
+                    # turn, pause longer each time.
                     attempt, adoptions = adoptions - 1, adoptions + 1
-                # A first adoption is no trouble. Primaries that take turns are.
+                # One adoption is normal. A second one means that primaries refuse in turn: report it.
                 queue.trouble = "" if is_adopted and adoptions == 1 else reason_of(error)
                 delay_s = backoff_s(attempt)
                 log.log(
@@ -472,9 +472,9 @@ class AppendService:
 
 
 async def _done(future: OpFuture[Any]) -> None:
-    """Wait until a future is done, with any outcome. Cancellation: its operation goes on."""
+    """Wait until a future is done, with any outcome. A cancellation does not stop the future's operation."""
     waiter = asyncio.wrap_future(future)
-    # Retrieve an error at any time: otherwise the loop would report it as never retrieved.
+    # Retrieve an error whenever it comes: otherwise the loop would report it as never retrieved.
     waiter.add_done_callback(lambda done: done.cancelled() or done.exception())
     await asyncio.wait([waiter])
 

@@ -1,4 +1,4 @@
-"""Programs of version 0.1.0 import `AppendTxn` from here."""
+"""The place from which programs of version 0.1.0 import `AppendTxn`."""
 
 from __future__ import annotations
 

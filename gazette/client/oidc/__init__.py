@@ -1,4 +1,4 @@
-"""Sign-in by OpenID Connect: tokens of a provider are verified here, and asked for.
+"""Sign-in by OpenID Connect: ask a provider for tokens, and verify its tokens.
 
-`OidcAuth` verifies tokens in brokers and members. `TokenFile` is the signer of a client that has a token.
+`OidcAuth` verifies tokens in brokers and members. `TokenFile` signs the calls of a client that has a token.
 """

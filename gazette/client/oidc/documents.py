@@ -1,4 +1,4 @@
-"""JSON of a provider: fetched within bounds of time and bytes, and read strictly."""
+"""Fetch the JSON of a provider, within bounds of time and bytes, and read it strictly."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _DISCOVERY: Final = "/.well-known/openid-configuration"
 _LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 _BASE64URL: Final = re.compile(r"[A-Za-z0-9_-]*")
 _resolving: Final[dict[tuple[str, int], concurrent.futures.Future[list[Any]]]] = {}
-"""Questions to the resolver that have no answer yet, by host and port."""
+"""Look-ups of host names that are in progress, by host and port."""
 _resolving_lock: Final = threading.Lock()
 
 
 def require_https(url: str, path: str) -> str:
-    """Return ``url``. Raise ``Invalid`` for a URL that is neither https nor http of this machine."""
+    """Return ``url``. Raise ``Invalid`` unless it is an https URL, or an http URL of this machine."""
     try:
         parts = urlsplit(url)
         is_safe = parts.scheme == "https" or (
@@ -54,9 +54,9 @@ def require_https(url: str, path: str) -> str:
 
 
 def discover(issuer: str) -> dict[str, Any]:
-    """Return what a provider says of itself. Blocking.
+    """Return the discovery document of a provider. Blocking.
 
-    Raise ``Unavailable`` if there is no such answer, or if another issuer answers.
+    Raise ``Unavailable`` if there is no valid answer, or if the document names another issuer.
     """
     url = issuer.rstrip("/") + _DISCOVERY
     _, document = fetch(url)
@@ -66,7 +66,7 @@ def discover(issuer: str) -> dict[str, Any]:
 
 
 def endpoint_of(document: Mapping[str, Any], name: str) -> str:
-    """Return an endpoint that `discover` has returned. Raise ``Unavailable`` if it is absent or unsafe."""
+    """Return an endpoint of a discovery document. Raise ``Unavailable`` if it is absent or unsafe."""
     url = document.get(name)
     if not isinstance(url, str):
         raise Unavailable(f"the provider has no {name}")
@@ -79,10 +79,10 @@ def endpoint_of(document: Mapping[str, Any], name: str) -> str:
 def fetch(
     url: str, form: Mapping[str, str] | None = None, within_s: float = FETCH_S
 ) -> tuple[int, dict[str, Any]]:
-    """Return the status of an answer, 200 or 400 to 499 for a form, and its JSON object. Blocking.
+    """Return the status of an answer, and its JSON object. Blocking. See `answer_of`.
 
-    With ``form``, send it by POST. See `answer_of`. Raise ``Unavailable`` for any other answer, and for 408
-    and 429: the provider may take the form later.
+    The status is 200; after a POST of ``form`` it may be 400 to 499. Raise ``Unavailable`` for any other
+    answer, and for 408 and 429, since the provider may accept the form later.
     """
     status, reason, data = answer_of(url, form, within_s)
     is_refusal = form is not None and 400 <= status < 500 and status not in _LATER
@@ -99,10 +99,10 @@ def fetch(
 def answer_of(
     url: str, form: Mapping[str, str] | None = None, within_s: float = FETCH_S
 ) -> tuple[int, str, bytes]:
-    """Return the status, the reason and the first bytes of an answer, whatever its status is. Blocking.
+    """Return the status, the reason and the first bytes of an answer with any status. Blocking.
 
-    Redirects are not followed. TLS is verified. The environment's proxy is used. Raise ``Unavailable``
-    without an answer in ``within_s`` seconds, from the name of the host to the last byte.
+    Follow no redirects, verify TLS, use the environment's proxy. Raise ``Unavailable`` if the answer takes
+    longer than ``within_s`` seconds, from the look-up of the host to the last byte.
     """
     parts, ends_at, body = urlsplit(url), SystemClock.monotonic() + within_s, b""
     headers = {"Host": parts.netloc, "Accept": "application/json", "Accept-Encoding": "identity"}
@@ -127,7 +127,7 @@ def answer_of(
 def _opened(parts: SplitResult, ends_at: float) -> socket.socket:
     """Return a socket to the host of a URL: with TLS, and by the environment's proxy."""
     host, port = parts.hostname or "", parts.port or 443
-    if parts.scheme == "http":  # Of this machine: no proxy.
+    if parts.scheme == "http":  # A URL of this machine needs no proxy.
         return _connected(host, parts.port or 80, ends_at)
     proxies = {} if urllib.request.proxy_bypass(host) else urllib.request.getproxies()
     url = proxies.get("https", "")
@@ -145,7 +145,7 @@ def _opened(parts: SplitResult, ends_at: float) -> socket.socket:
 
 
 def _connected(host: str, port: int, ends_at: float) -> socket.socket:
-    """Return a socket to one of the host's addresses. Each gets its part of the time that is left."""
+    """Return a socket to one of the host's addresses. Each address gets an equal part of the time left."""
     addresses = _addresses(host, port, ends_at)
     failure = OSError("it has no address")
     for index, (family, type_, protocol, _, address) in enumerate(addresses):
@@ -162,7 +162,7 @@ def _connected(host: str, port: int, ends_at: float) -> socket.socket:
 
 
 def _addresses(host: str, port: int, ends_at: float) -> list[Any]:
-    """Return the addresses of a host. A resolver takes no deadline: a thread asks it, one for each host."""
+    """Return the addresses of a host. A thread for each host asks, since a resolver takes no deadline."""
     place = host, port
     with _resolving_lock:
         if (answer := _resolving.get(place)) is None:
@@ -218,11 +218,11 @@ def _answered(
 
 
 class _Timed(io.RawIOBase):
-    """The bytes that a socket receives until a moment.
+    """The bytes that a socket receives until the moment ``ends_at``.
 
-    Each read waits for the time that is left: with a limit for each read alone, a peer could send a byte now
-    and then, without end. Do not let a timer of another thread cut the socket instead: a read would go on
-    below TLS, in plain bytes.
+    Each read waits only for the time that is left. With a limit for each read alone, a peer could send a byte
+    now and then, without end. A timer in another thread must not close the socket instead: a read would then
+    go on below TLS, in plain bytes.
     """
 
     def __init__(self, sock: socket.socket, ends_at: float) -> None:
@@ -274,7 +274,7 @@ def _no_constant(name: str) -> Any:
 def base64url(text: Any) -> bytes:
     """Return the bytes of base64url without padding. Raise ``ValueError`` for any other text.
 
-    Each sequence of bytes has one text: refuse others that would decode to the same bytes.
+    Each sequence of bytes has one valid text. Refuse any other text that would decode to the same bytes.
     """
     if not isinstance(text, str) or not _BASE64URL.fullmatch(text):
         raise ValueError("not base64url")

@@ -1,7 +1,7 @@
 """Public keys of a provider, from its JSON Web Key Set (RFC 7517), and how they verify signatures.
 
-Only keys for RS256 and ES256 are taken. No key of a set is ever the secret of HS256: with a public key as the
-secret, every caller could sign.
+Only keys for RS256 and ES256 are used. No key of a set ever serves as the secret of HS256: with a public key
+as the secret, every caller could sign.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gazette.client.oidc.documents import base64url
 from gazette.errors import Unavailable, not_installed
 
 RSA_BITS: Final = (2048, 8192)
-"""Least and greatest length of an RSA key. Longer ones take milliseconds for each signature."""
+"""Least and greatest length of an RSA key, in bits. Longer keys take milliseconds for each signature."""
 _KEYS_MAX: Final = 100
 _TOKENS_MAX: Final = 1024
 _ALGORITHMS: Final = {"RSA": "RS256", "EC": "ES256"}
@@ -25,7 +25,7 @@ _COORDINATE_BYTES: Final = 32
 
 class PublicKey(Protocol):
     def verifies(self, signature: bytes, message: bytes) -> bool:
-        """Return True if ``signature`` is of ``message``, by this key."""
+        """Return True if ``signature`` was made for ``message`` with this key."""
         ...
 
 
@@ -36,10 +36,10 @@ class _NamedKey(NamedTuple):
 
 
 class KeySet:
-    """The keys that a provider has, and tokens that were verified by them. A new set verifies again."""
+    """The keys of a provider, and the tokens that they have verified. A new set verifies tokens again."""
 
     def __init__(self, document: Mapping[str, Any], fetched_at: float) -> None:
-        """Take the usable keys of a set, or raise ``Unavailable``. ``fetched_at`` is monotonic."""
+        """Take the usable keys of a set. Raise ``Unavailable`` if it has no usable key."""
         self.fetched_at: Final = fetched_at
         entries = document.get("keys")
         entries = entries[:_KEYS_MAX] if isinstance(entries, list) else []
@@ -51,7 +51,7 @@ class KeySet:
         self._verified: OrderedDict[tuple[str, int], Claims] = OrderedDict()
 
     def find(self, algorithm: str, kid: str | None) -> PublicKey | None:
-        """Return the key of a token's header; None if no key fits, or several do.
+        """Return the key that a token's header names; None if no key fits, or several fit.
 
         A token without ``kid`` fits each key for its algorithm.
         """
@@ -63,7 +63,7 @@ class KeySet:
         return keys[0] if len(keys) == 1 else None
 
     def verified(self, token: str, require: int) -> Claims | None:
-        """Return the claims that `remember` keeps of a token; None if it keeps none."""
+        """Return the claims of a token that `remember` has kept; None for any other token."""
         return self._verified.get((token, require))
 
     def remember(self, token: str, require: int, claims: Claims) -> None:
@@ -82,7 +82,7 @@ def require_cryptography() -> None:
 
 
 def _key_of(entry: Any) -> _NamedKey | None:
-    """Return a key of the set; None for a key of another kind or use, and for one that is not safe."""
+    """Return a key of the set; None for a key of another type or use, and for an unsafe key."""
     if not isinstance(entry, dict):
         return None
     kid, operations = entry.get("kid"), entry.get("key_ops", ["verify"])

@@ -1,4 +1,4 @@
-"""The keys of a provider: fetched in a thread, kept, and fetched again when a token names another one."""
+"""Keep the keys of a provider. A thread fetches them, again when a token names an unknown key."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from gazette.runtime.clock import Clock
 log = logging.getLogger(__name__)
 
 REFRESH_S: Final = 300.0
-"""Age of keys, in seconds, from which they are fetched again."""
+"""Age in seconds at which keys are fetched again."""
 RETRY_S: Final = 10.0
-"""Least seconds from one fetch to the next, for whatever reason and however many callers."""
+"""Least seconds from the begin of one fetch to the begin of the next."""
 PATIENCE_S: Final = 60.0
-"""Seconds from which a fetch is not waited for any more."""
+"""Seconds after which a fetch that does not end counts as failed."""
 KEPT_S: Final = 86_400.0
-"""Age to which keys are used while the provider is away, in seconds."""
+"""Greatest age, in seconds, of keys that are used while the provider does not answer."""
 
 
 class OidcProvider:
-    """The newest keys of an issuer. No call waits for the provider: fetches are made by a thread."""
+    """The newest keys of an issuer. A thread fetches them, so no call waits for the provider."""
 
     def __init__(self, issuer: str, jwks_url: str, clock: Clock) -> None:
-        """Begin to fetch. ``jwks_url`` is empty if the provider says where its keys are."""
+        """Begin to fetch. An empty ``jwks_url`` means: take the URL of the provider's discovery document."""
         self.issuer: Final = issuer
         self._jwks_url = jwks_url
         self._clock = clock
@@ -41,10 +41,10 @@ class OidcProvider:
         self._refresh()
 
     def newest(self) -> KeySet:
-        """Return the keys. Raise ``Unavailable`` if there are none, or only keys that are too old.
+        """Return the keys. Raise ``Unavailable`` if no keys are known, or if they are too old.
 
-        Keys are too old at the age of `KEPT_S`. While fetches do not fail, they are too old at twice
-        `REFRESH_S`: the fetch that runs then may show that the provider has withdrawn them.
+        Keys are too old at the age of `KEPT_S`. If the last fetch has not failed, they are too old at twice
+        `REFRESH_S`: the running fetch may show that the provider has withdrawn them.
         """
         keys = self._keys
         age_s = KEPT_S if keys is None else self._clock.monotonic() - keys.fetched_at
@@ -59,17 +59,17 @@ class OidcProvider:
         return keys
 
     def key(self, algorithm: str, kid: str | None, issued_at: Any) -> PublicKey:
-        """Return the key of a token. If there is no such key, have the keys fetched again.
+        """Return the key of a token. If the key is unknown, have all keys fetched again.
 
-        Raise ``Unavailable`` while a fetch goes on, if the last fetch failed, or if the token says that it is
-        newer than the last fetch: its key may be newer, too. Raise ``NotAllowed`` if the last fetch has
-        brought no such key.
+        For an unknown key, raise ``Unavailable`` while a fetch goes on, and if the last fetch failed. Raise
+        it also for a token newer than the last fetch: its key may be newer, too. Otherwise raise
+        ``NotAllowed``.
         """
         if (key := self._find(algorithm, kid)) is not None:
             return key
         is_awaited = self._refresh() or self._is_fetching
         if not is_awaited and (key := self._find(algorithm, kid)) is not None:
-            return key  # A fetch has just brought it.
+            return key  # A fetch has just brought the key.
         name = "one key without a name" if kid is None else f"key {kid}"
         missing = f"{self.issuer} has no {name} for {algorithm}"
         if is_awaited or self._failure or self._is_newer(issued_at):
@@ -82,7 +82,7 @@ class OidcProvider:
         return None if self._keys is None else self._keys.find(algorithm, kid)
 
     def _is_newer(self, issued_at: Any) -> bool:
-        """Return True for a time of a token between the last fetch and now. Nothing has verified it."""
+        """Return True if ``issued_at`` is after the last fetch and not in the future. It is not verified."""
         if not isinstance(issued_at, int | float):
             return False
         return self._attempted_wall - LEEWAY_S < issued_at <= self._clock.now() + LEEWAY_S
@@ -90,8 +90,8 @@ class OidcProvider:
     def _refresh(self) -> bool:
         """Begin to fetch, and return True. Return False if a fetch goes on, or began less than `RETRY_S` ago.
 
-        If a fetch does not end, begin another one after `PATIENCE_S`. Begin each further one after twice the
-        time of the last.
+        If a fetch does not end, begin another fetch after `PATIENCE_S`. Double this time after each fetch
+        that does not end.
         """
         with self._lock:
             now = self._clock.monotonic()
@@ -123,11 +123,11 @@ class OidcProvider:
             self._end(begun_at, keys, failure)
 
     def _end(self, begun_at: float, keys: KeySet | None, failure: str) -> None:
-        """Take what a fetch has brought, unless a later one has brought keys."""
+        """Take the keys or the failure of a fetch, unless a later fetch has brought keys."""
         with self._lock:
             if keys is not None and (self._keys is None or begun_at > self._keys.fetched_at):
                 self._keys = keys
-            if begun_at != self._attempted_at:  # A later fetch has begun, since this one was stuck.
+            if begun_at != self._attempted_at:  # This fetch was stuck, and a later fetch has begun.
                 return
             is_news = failure not in ("", self._failure)
             self._failure, self._is_fetching = failure, False

@@ -1,10 +1,10 @@
-"""Roles: what a value of a provider's claim permits in this cluster, by a file.
+"""Roles: a file that says what each value of a provider's claim permits in this cluster.
 
     roles:
       - {role: gazette-operators, cap: [LIST, APPLY, READ, APPEND]}
       - {role: team-orders, cap: [LIST, READ], sel: "name:prefix=orders/"}
 
-Rights of several roles add up. So all selectors of a file are about one label, and exclude nothing.
+Rights of several roles add up. So all selectors of a file are about one label, and have no exclusions.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from gazette.protocol.label_set import EVERYTHING, LabelSelector, LabelSet
 
 _NAMES: Final = ("LIST", "APPLY", "READ", "APPEND", "REPLICATE")
 _SPACED: Final = frozenset({"scope", "scp"})
-"""Claims whose text has several values (RFC 8693). The text of another claim is one value: a user may have
-chosen it, with spaces."""
+"""Claims whose text has several values, separated by spaces (RFC 8693). The text of any other claim is one
+value: a user may have chosen a name with spaces."""
 
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """A row of the file: holders of ``name`` have the capabilities for what the selector matches."""
+    """A row of the file: holders of ``name`` have the capabilities for all that the selector matches."""
 
     name: str
     capability: int
@@ -67,7 +67,7 @@ def read_roles(path: Path) -> tuple[Role, ...]:
 
 
 def _capability(name: str) -> int:
-    """Return a capability by its name, or the number of an application's. Raise ``Invalid`` for others."""
+    """Return a capability by its name, or by its number if it is an application's. Else raise ``Invalid``."""
     if name in _NAMES:
         return Capability[name]
     if name.isascii() and name.isdigit() and len(name) < 11:
@@ -86,7 +86,7 @@ def _capability(name: str) -> int:
 def names_in(payload: Mapping[str, Any], claim: str) -> frozenset[str]:
     """Return the roles of a token. A dot in ``claim`` leads into an object, as in ``realm_access.roles``.
 
-    Raise ``NotAllowed`` if the claim is no text, and no list of texts.
+    Raise ``NotAllowed`` if the claim is neither a text nor a list of texts.
     """
     value: Any = payload.get(claim)
     if value is None:
@@ -103,10 +103,10 @@ def names_in(payload: Mapping[str, Any], claim: str) -> frozenset[str]:
 
 
 def rights_of(roles: Sequence[Role], names: frozenset[str], claim: str, require: int) -> Claims:
-    """Return the rights of all roles that have every required capability: the selectors add up.
+    """Return the union of what the selectors match, of all roles that have every required capability.
 
-    Beyond these capabilities, only those that all of these roles have are returned. Raise ``NotAllowed``
-    without such a role.
+    The capabilities returned are those that all these roles share. Raise ``NotAllowed`` if no role has every
+    required capability.
     """
     able = [role for role in roles if role.name in names and not require & ~role.capability]
     if not able:

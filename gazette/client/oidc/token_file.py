@@ -1,7 +1,7 @@
-"""The token of a file, as a signer: that of `gazctl login`, or one that another program keeps current.
+"""Sign calls with the token of a file, which `gazctl login` or another program keeps current.
 
-For example, Kubernetes writes its tokens into a file of a pod. Such a file has a token and no more. That of
-`gazctl login` is JSON, with the refresh token by which the provider gives the next token.
+The file of another program has only a token, such as the file that Kubernetes writes into a pod. The file of
+`gazctl login` is JSON. It also has the refresh token, for which the provider gives the next token.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ from gazette.runtime.private_paths import locked_file, make_private_directory
 log = logging.getLogger(__name__)
 
 AHEAD_S: Final = 60.0
-"""Seconds before its end at which a token is renewed, if it lives long enough."""
+"""Seconds before the end of a token at which it is renewed, if it lives long enough."""
 LOOK_S: Final = 5.0
-"""Seconds for which a file is not looked at again."""
+"""Least seconds between two reads of the file."""
 LOCK_S: Final = 30.0
 """Seconds to wait for another process that changes the same file."""
 _LOCK_POLL_S: Final = 0.1
 _RETRY_S: Final = 5.0
 _PATIENCE_S: Final = 120.0
-"""Seconds after which another renewal may begin, even if the last has not ended. In a forked child, a renewal
-of the parent never ends."""
+"""Seconds after which another renewal may begin, even if the last has not ended. A renewal that the parent
+of a forked child began never ends in the child."""
 _SECONDS_MAX: Final = 1e9
 _FILE_BYTES_MAX: Final = 1 << 18
 _UNKNOWN_LIFETIME_S: Final = 300.0
@@ -56,7 +56,7 @@ _TOKEN: Final = re.compile(r"[!-~]+")
 
 @dataclass(frozen=True, slots=True)
 class SignIn:
-    """A token, and what renews it. Without ``refresh_token`` it is only read."""
+    """A token, and the values that renew it. A token without ``refresh_token`` is never renewed here."""
 
     token: str = field(repr=False)
     expires_at: float = _NEVER
@@ -69,11 +69,11 @@ class SignIn:
     scope: str = ""
     audience: str = ""
     id_token: bool = False
-    """True if the provider's ID token is presented, and not its access token."""
+    """True if ``token`` is the provider's ID token, False if it is the access token."""
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Return what a file has. Raise ``Invalid`` for a file that cannot be read, or has no token."""
+        """Return the sign-in of a file. Raise ``Invalid`` for a file that cannot be read, or has no token."""
         try:
             with path.open("rb") as file:
                 return cls._parsed(file.read(_FILE_BYTES_MAX).strip())
@@ -82,7 +82,7 @@ class SignIn:
 
     @classmethod
     def _parsed(cls, data: bytes) -> Self:
-        """Return the sign-in of a JSON object, or of bytes that are the token itself. Raise ``ValueError``,
+        """Return the sign-in in ``data``: a JSON object, or the token itself. Raise ``ValueError``,
         ``TypeError`` or ``Invalid`` for other bytes."""
         values = strict_object(data) if data.startswith(b"{") else {"token": data.decode("ascii")}
         texts = ("token", "refresh_token", "issuer", "client_id", "scope", "audience")
@@ -101,16 +101,16 @@ class SignIn:
         return sign_in
 
     def save(self, path: Path) -> None:
-        """Replace the file by one that only its owner can read.
+        """Replace the file by a new file that only its owner can read.
 
-        Raise ``OSError`` if that fails, and ``Invalid`` if the file could not be read again.
+        Raise ``OSError`` if that fails, and ``Invalid`` for a sign-in that `read` would refuse.
         """
         make_private_directory(path.parent)
         with _reserved(path) as save:
             save(self)
 
     def encoded(self) -> bytes:
-        """Return the bytes of a file. Raise ``Invalid`` if they could not be read again."""
+        """Return the bytes of the file. Raise ``Invalid`` if `read` would refuse them."""
         data = json.dumps(asdict(self)).encode()
         try:
             if len(data) > _FILE_BYTES_MAX:
@@ -121,11 +121,11 @@ class SignIn:
         return data
 
     def is_due(self, now: float) -> bool:
-        """Return True if it is to be renewed, and can be."""
+        """Return True if the token can be renewed, and it is time to do so."""
         return bool(self.refresh_token) and now >= min(self.renew_at, self.expires_at)
 
     def with_answer(self, answer: Mapping[str, Any], now: float) -> Self:
-        """Return the sign-in with the tokens of a provider's answer. Raise ``Unavailable`` if it has none."""
+        """Return the sign-in with the tokens of ``answer``. Raise ``Unavailable`` if that has no token."""
         name = "id_token" if self.id_token else "access_token"
         token: Any = answer.get(name)
         refresh_token = answer.get("refresh_token", self.refresh_token)
@@ -143,24 +143,24 @@ class SignIn:
 
 
 def _lifetime_of(token: str, is_id_token: bool, answer: Mapping[str, Any], now: float) -> float:
-    """Return the seconds for which a token lives: as the provider says, or else as the token says itself.
+    """Return the seconds for which a token lives: as the provider's answer says, or else as the token says.
 
-    The times in a token are of the provider's clock, which may differ from ours. So measure its end from its
-    own begin, if the token has one.
+    The provider's clock may differ from ours. So subtract from the end of the token its own begin, if it has
+    one, and only otherwise our time.
     """
     times: dict[str, Any] = {}
     with suppress(ValueError, LookupError):
         times = strict_object(base64url(token.split(".")[1]))
     ends_at, said_s = _number(times.get("exp")), _number(answer.get("expires_in"))
     lifetimes = [said_s, ends_at - _number(times.get("iat")), ends_at - now]
-    if is_id_token:  # The provider says how long the access token lives: use that last.
+    if is_id_token:  # The provider's answer is about the access token: use that answer last.
         lifetimes = [*lifetimes[1:], said_s]
     usable = (max(1.0, seconds) for seconds in lifetimes if 0 < seconds < _SECONDS_MAX)
     return next(usable, _UNKNOWN_LIFETIME_S)
 
 
 def _number(value: Any) -> float:
-    """Return a number of JSON; NaN for other values, and for numbers that are no times."""
+    """Return a number of JSON; NaN for any other value, and for a number too large to be a time."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return float(value) if is_number and abs(value) <= _NEVER else math.nan
 
@@ -171,11 +171,11 @@ def renew(
     unsaved: dict[SignIn, SignIn] | None = None,
     wait_s: float = LOCK_S,
 ) -> SignIn:
-    """Return the sign-in of a file, renewed if that is due. Blocking; one process renews at a time.
+    """Return the sign-in of a file. If it is due, renew it first. Blocking; one process renews at a time.
 
-    ``unsaved`` keeps a renewed sign-in that could not be saved, by the one that the file still has; a later
-    call saves it. Raise ``NotAllowed`` if the provider refuses, ``Unavailable`` if it does not answer or the
-    file cannot be changed, and ``Invalid`` for a file that cannot be used.
+    ``unsaved`` maps the file's sign-in to a renewed sign-in that could not be saved; a later call saves it.
+    Raise ``NotAllowed`` if the provider refuses, and ``Invalid`` for a file that cannot be used. Raise
+    ``Unavailable`` if the provider does not answer, or if the file cannot be changed.
     """
     unsaved = {} if unsaved is None else unsaved
     sign_in = SignIn.read(path)
@@ -196,7 +196,7 @@ def renew(
 
 
 def _renewed(sign_in: SignIn, clock: Clock) -> SignIn:
-    """Ask the provider for the next token. Raise ``NotAllowed`` if it refuses, else ``Unavailable``."""
+    """Ask the provider for the next token. Raise ``NotAllowed`` if refused, ``Unavailable`` if that fails."""
     form = {"grant_type": "refresh_token", "refresh_token": sign_in.refresh_token}
     form |= {"client_id": sign_in.client_id}
     status, answer = fetch(endpoint_of(discover(sign_in.issuer), "token_endpoint"), form)
@@ -208,8 +208,8 @@ def _renewed(sign_in: SignIn, clock: Clock) -> SignIn:
 def forget(path: Path) -> str:
     """Have the refresh token of a file revoked (RFC 7009), and remove the file. Blocking.
 
-    Return why the provider has not revoked it; empty if it has, or if there is nothing to revoke. Raise
-    ``Unavailable`` if the file cannot be changed.
+    Return why the provider has not revoked the refresh token. Return an empty text after success, and for a
+    file without a refresh token. Raise ``Unavailable`` if the file cannot be changed.
     """
     reason = ""
     with locked(path):
@@ -226,7 +226,7 @@ def forget(path: Path) -> str:
 
 
 def _revoked(sign_in: SignIn) -> str:
-    """Have the refresh token revoked. Return why the provider does not; empty if it does."""
+    """Have the refresh token revoked. Return why the provider refuses; an empty text after success."""
     document = discover(sign_in.issuer)
     if "revocation_endpoint" not in document:
         return f"it revokes no tokens. {_validity(sign_in)}, and the refresh token until the provider ends it"
@@ -241,7 +241,7 @@ def _revoked(sign_in: SignIn) -> str:
 
 
 def _validity(sign_in: SignIn) -> str:
-    """Return until when the token of a sign-in is valid, as the begin of a sentence."""
+    """Return the begin of a sentence that says how long the token of a sign-in stays valid."""
     if sign_in.expires_at >= _NEVER:
         return "The token stays valid without an end"
     end = datetime.fromtimestamp(sign_in.expires_at, UTC)
@@ -257,7 +257,7 @@ def refused(status: int, answer: Mapping[str, Any]) -> NotAllowed:
 
 
 def _said(answer: Mapping[str, Any]) -> str:
-    """Return the error in a provider's answer, and its description; empty without them."""
+    """Return the error in a provider's answer, and its description, or an empty text."""
     names = ("error", "error_description")
     return " ".join(str(answer[name])[:300] for name in names if name in answer)
 
@@ -280,9 +280,9 @@ def locked(path: Path, wait_s: float = LOCK_S) -> Iterator[None]:
 
 @contextmanager
 def _reserved(path: Path) -> Iterator[Callable[[SignIn], None]]:
-    """Reserve disk for a new file, and yield a function that saves a sign-in there, in place of the old file.
+    """Reserve disk for a new file, and yield a function that replaces the old file by a sign-in.
 
-    So a full disk raises ``OSError`` before the provider is asked for a token that could not be kept.
+    So a full disk raises ``OSError`` before anyone asks the provider for a token that could not be saved.
     """
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".sign-in-")  # Mode 0600.
     try:
@@ -305,7 +305,7 @@ def _reserved(path: Path) -> Iterator[Callable[[SignIn], None]]:
 
 
 class TokenFile(Renewing):
-    """The signer of a client that has the token of a file. A thread renews it before it ends."""
+    """The signer of a client that has the token of a file. A thread renews the token before its end."""
 
     def __init__(self, path: Path, clock: Clock) -> None:
         """Read the file. Raise ``Invalid`` if it cannot be read, or has no token."""
@@ -320,10 +320,10 @@ class TokenFile(Renewing):
         self._failure: GazetteError | None = None
 
     def sign(self, claims: Claims, lifetime_s: float) -> str:
-        """Return the token. The provider has decided what it permits, and when it ends.
+        """Return the token, whose rights and end the provider has decided: the arguments have no effect.
 
-        If the token has ended, raise ``NotAllowed`` if it cannot be renewed, and ``Unavailable`` while it is
-        being renewed. After a failed renewal, raise the renewal's error.
+        For a token that has ended, raise ``NotAllowed`` if it cannot be renewed, and ``Unavailable`` while it
+        is being renewed. After a failed renewal, raise the renewal's error.
         """
         now, wall = self._clock.monotonic(), self._clock.now()
         with self._lock:
@@ -341,9 +341,9 @@ class TokenFile(Renewing):
         raise type(failure)(failure.message, hint=failure.hint)
 
     def _look(self) -> None:
-        """Take the sign-in of the file, or the renewed one that could not be saved in its place. With another
-        sign-in, forget the last failure."""
-        with suppress(Invalid):  # The file is being replaced. The last token may do.
+        """Read the file's sign-in. If a renewed sign-in could not be saved, take that one instead. If the
+        sign-in is new, forget the last failure."""
+        with suppress(Invalid):  # The file is being replaced. The last token may still be valid.
             sign_in = SignIn.read(self._path)
             sign_in = self._unsaved.get(sign_in, sign_in)
             if sign_in != self._sign_in:

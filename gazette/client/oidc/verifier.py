@@ -1,4 +1,4 @@
-"""Verify tokens of a provider beside those of shared keys: `OidcAuth`."""
+"""Verify tokens of a provider and tokens of shared keys: `OidcAuth`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TOKEN_CHARS_MAX: Final = 1 << 14
 _HEADER_CHARS_MAX: Final = 1 << 11
 _KID_CHARS_MAX: Final = 256
 _TYPES: Final = frozenset({"JWT", "AT+JWT", "APPLICATION/AT+JWT"})
-"""Values of ``typ`` of access and ID tokens. Others, such as a logout token, are for something else."""
+"""Values of ``typ`` of access and ID tokens. Any other token, such as a logout token, gives no rights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +33,10 @@ class OidcSettings:
 
 
 class OidcAuth:
-    """Verifier of tokens of shared keys, and of those of a provider. The shared keys sign.
+    """Verifies tokens of shared keys and tokens of a provider. Signs with the shared keys.
 
-    The algorithm in a token's header decides: RS256 and ES256 are the provider's, all others are for the
-    shared keys. Neither accepts an algorithm of the other.
+    The algorithm in a token's header decides which keys verify it: the provider's for RS256 and ES256, the
+    shared keys for all others. Shared keys accept neither RS256 nor ES256.
     """
 
     def __init__(self, keys: KeyedAuth, settings: OidcSettings) -> None:
@@ -61,9 +61,9 @@ class OidcAuth:
         return self._keys.sign(claims, lifetime_s)
 
     def verify(self, authorization: str | None, require: int) -> Claims:
-        """Return the claims behind an ``Authorization`` header.
+        """Return the claims of the token in an ``Authorization`` header.
 
-        Raise ``NotAllowed`` unless the claims are genuine and current, and have every required capability.
+        Raise ``NotAllowed`` unless the token is genuine and current, and has every required capability.
         Raise ``Unavailable`` if the keys of the provider are not known now.
         """
         scheme, _, rest = (authorization or "").partition(" ")
@@ -87,8 +87,8 @@ class OidcAuth:
     def _check(self, token: str, header: dict[str, Any], require: int) -> Claims:
         """Return the claims of a token of the provider.
 
-        Raise ``ValueError`` for a token that is malformed, forged, or for another purpose. Errors of the
-        provider's keys and of rights are those of ``verify``.
+        Raise ``ValueError`` for a token that is malformed, forged, or for another purpose. For missing keys
+        and missing rights, raise the errors of ``verify``.
         """
         if len(token) > TOKEN_CHARS_MAX:
             raise ValueError(f"token is longer than {TOKEN_CHARS_MAX} characters")
@@ -101,7 +101,7 @@ class OidcAuth:
             raise ValueError("header kid is not the name of a key")
         signed, _, signature = token.rpartition(".")
         payload = strict_object(base64url(signed.partition(".")[2]))
-        # Before the key: tokens of another issuer need no keys to be fetched.
+        # Check the issuer before the key: a token of another issuer must not have keys fetched.
         if payload.get("iss") != self._settings.issuer:
             raise ValueError(f"token is of another issuer (expected {self._settings.issuer})")
         key = self._provider.key(header["alg"], kid, payload.get("iat"))
@@ -120,8 +120,8 @@ class OidcAuth:
 
 
 def _header_of(token: str) -> dict[str, Any]:
-    """Return a token's header; empty if it cannot be read. Then the verifier of shared keys refuses the
-    token."""
+    """Return a token's header. If it cannot be read, return an empty one: the verifier of shared keys then
+    refuses the token."""
     encoded = token.partition(".")[0]
     if len(encoded) > _HEADER_CHARS_MAX:
         return {}

@@ -1,1 +1,1 @@
-"""Reads: of brokers and of stored fragments, across failures."""
+"""Read from brokers and from stored fragments, across failures."""

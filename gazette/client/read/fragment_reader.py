@@ -1,8 +1,8 @@
 """Stage 10 of the byte path: takes stored fragments by URL from blob stores, gives bytes to
 `client/read/reader`.
 
-Reading a fragment where it is stored keeps a cold catch-up off the brokers. The file is fetched and
-decoded in threads, one run of blocks ahead of the reader.
+A reader far behind the head reads fragments from their store, and so gives brokers no load. Threads fetch and
+decode the file, one run of `AHEAD_BYTES` ahead of the reader.
 """
 
 from __future__ import annotations
@@ -39,16 +39,17 @@ _CANNOT_READ: Final = "cannot read fragments: the client was closed"
 BLOCK_BYTES: Final = 1 << 18
 """Largest number of bytes that one read returns."""
 AHEAD_BYTES: Final = 1 << 20
-"""Bytes that a thread decodes at once. The memory of one stream is about twice this, or four times while
-another thread computes its digest."""
+"""Bytes that a thread decodes at once. One stream needs about twice this memory, or four times while another
+thread computes the digest."""
 
 
 class FragmentAccess:
     """The fragment URLs that this process can open, and how.
 
     ``file_root`` is the directory at which ``file://`` stores are mounted: their URLs are relative to it.
-    Without it, fragments of these stores are read through brokers. With ``http=False``, so are fragments with
-    signed ``http(s)`` URLs. ``timeout_s`` bounds every single wait for an HTTP store, in seconds. Loop-bound.
+    Without ``file_root``, fragments of these stores are read through brokers. With ``http=False``, fragments
+    with signed ``http(s)`` URLs are read through brokers, too. ``timeout_s`` bounds each wait for an HTTP
+    store, in seconds. Loop-bound.
     """
 
     def __init__(
@@ -93,7 +94,7 @@ class FragmentAccess:
             raise
 
     def close(self) -> None:
-        """Refuse new work. Do not join threads that wait for a store: they end later."""
+        """Refuse new work. Do not wait for threads that wait for a store: they end later."""
         self._pool.close()
         self._sums.close()
 
@@ -143,7 +144,7 @@ class FragmentAccess:
 class FragmentStream:
     """The content of one fragment from some offset to its end, as blocks of bytes.
 
-    If a file was decoded from its start, its SHA-1 is checked before its last block is returned.
+    For a file decoded from its start, the SHA-1 is checked before the last block is returned.
     """
 
     def __init__(self, file: DecodedFile, fragment: Fragment, pool: BlockingPool) -> None:
@@ -203,7 +204,7 @@ class FragmentStream:
             blocks.append(block)
             room -= len(block)
         if self._file.offset == self.fragment.end:
-            # All content is read. Another read finds faults at the end of the file, such as a wrong checksum.
+            # All content is read. Read once more to find faults at the end, such as a wrong checksum.
             surplus = self._file.read(1)
             assert not surplus
         return blocks
@@ -236,9 +237,8 @@ class _HttpSource:
 def _open_http(
     fragment: Fragment, url: str, offset: int, timeout_s: float, sums: BlockingPool
 ) -> DecodedFile:
-    # Ask for the stored form. If an object is stored with Content-Encoding gzip, a store
-    # decompresses it for clients that do not accept gzip. Only GZIP_OFFLOAD_DECOMPRESSION wants
-    # that.
+    # Ask for the stored form. A store decompresses an object with Content-Encoding gzip for clients
+    # that do not accept gzip. Only GZIP_OFFLOAD_DECOMPRESSION needs decompression by the store.
     headers = {"Accept-Encoding": "gzip" if fragment.codec is Codec.GZIP else "identity"}
     seek = fragment.codec is Codec.NONE and offset > fragment.begin
     if seek:
@@ -284,7 +284,7 @@ def _http_error(code: int, reason: Any, host: str) -> GazetteError:
 
 
 async def _ended(call: concurrent.futures.Future[T]) -> T:
-    """Return the result of a thread's call. Raise ``Closed`` if `close` drops a call that has not begun."""
+    """Return the result of a thread's call. Raise ``Closed`` if `close` drops the call before its begin."""
     try:
         return await await_future(call)
     except asyncio.CancelledError:

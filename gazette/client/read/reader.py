@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from gazette.client.access import BrokerAccess
 
 WRITE_HEAD: Final = -1
-"""Value of ``offset`` in `ReadParams`: where the journal ends when the read begins."""
+"""Value of ``offset`` in `ReadParams` for the end of the journal at the begin of the read."""
 
 
 class OffsetJump(Retryable):
-    """The journal has no byte at the offset, and continues at a greater one. A repeated read continues at
-    ``offset``, instead of ``expected``."""
+    """The journal has no byte at the offset ``expected``, and continues at a greater ``offset``. A repeated
+    read continues there."""
 
     default_hint = (
         "Read on, unless the missing bytes matter: they were pruned, or lost with all brokers."
@@ -53,10 +53,10 @@ class OffsetJump(Retryable):
 class ReadParams:
     """The bytes to read.
 
-    ``offset`` may be `WRITE_HEAD`. ``end_offset`` zero: without end. ``block``: at the head wait
-    for more, instead of raising ``NotYet``. ``begin_mod_time`` (Unix seconds) skips stored
-    fragments that are older. ``metadata_only``: the read ends before content. ``do_not_proxy``: the broker
-    refuses the read rather than pass it to another broker, and ends it rather than read a store for it.
+    ``offset`` may be `WRITE_HEAD`. ``end_offset`` zero means: read without end. With ``block``, wait at
+    the head for more bytes; without, raise ``NotYet`` there. ``begin_mod_time`` (Unix seconds) skips older
+    stored fragments. With ``metadata_only``, the read ends before content. With ``do_not_proxy``, the broker
+    passes the read to no other broker, and reads no store for it: it refuses or ends the read instead.
     """
 
     journal: str
@@ -68,7 +68,7 @@ class ReadParams:
     do_not_proxy: bool = False
     min_etcd_revision: int = 0
     life: JournalLife | None = None
-    """The life of the journal that ``offset`` belongs to. A read of another life raises ``Corrupt``."""
+    """The life of the journal to which ``offset`` belongs. A read of another life raises ``Corrupt``."""
 
     def validate(self) -> None:
         with within("Journal"):
@@ -100,8 +100,8 @@ class ReadParams:
 class Reader:
     """One Read RPC, or the rest of one stored fragment, as a stream of bytes. Loop-bound.
 
-    ``direct=False``: never open fragments at their store, even if that is possible. Use
-    `RetryReader` for a stream that survives the end of brokers, fragments and tokens.
+    With ``direct=False``, never open fragments at their store. Use `RetryReader` to read on when a broker
+    leaves, a fragment ends, or a token expires.
     """
 
     def __init__(self, client: BrokerAccess, params: ReadParams, *, direct: bool = True) -> None:
@@ -114,14 +114,14 @@ class Reader:
         self.fragment: Fragment | None = None
         """The fragment that is being read."""
         self.fragment_url = ""
-        """URL of the fragment in its store, by default valid for a minute if it is signed; empty if the
-        fragment is not stored yet."""
+        """URL of the fragment in its store; empty before the fragment is stored. A signed URL is valid for a
+        minute by default."""
         self.header: Header | None = None
         """Header of the broker that served the read."""
         self.life: JournalLife | None = None
         """The life of the journal, once it is known."""
         self.lost: tuple[tuple[Offset, Offset], ...] = ()
-        """Offsets that are lost, as an operator has confirmed. Brokers of the original do not report them."""
+        """Offsets whose loss an operator has confirmed. Brokers of the original do not report losses."""
         self.direct: FragmentStream | None = None
         """Set while the fragment is read at its store."""
         self.direct_failed = False
@@ -149,11 +149,11 @@ class Reader:
         return self._ended or self._client.channels.closed
 
     async def open(self) -> None:
-        """Make the call and wait for what comes before content: offset, head, fragment, header.
+        """Make the call and wait for the values before content: offset, head, fragment, header.
 
-        With ``block`` this waits for the offset to exist. Raise ``NotYet``, ``NotFound``, ``Moved``,
-        ``NotAllowed``, ``Unavailable``, ``Broken``, ``Corrupt`` for another life of the journal, or
-        ``Closed`` after `close`. May be repeated. After a cancellation the reader has ended; create another.
+        With ``block``, wait until the offset exists. Raise ``NotYet``, ``NotFound``, ``NotAllowed``,
+        ``Moved``, ``Unavailable``, ``Broken``, ``Corrupt`` for another life of the journal, or ``Closed``
+        after `close`. May be repeated. After a cancellation the reader has ended; create another reader.
         """
         async with self._opening:
             await self._open()
@@ -172,7 +172,7 @@ class Reader:
             self._fail(error)
         message = await self._receive()
         if message is None:
-            # A broker ends a read like this when it gives up the replica.
+            # A broker ends a read without a message when it gives up the replica.
             self._client.forget_route(params.journal)
             raise Unavailable(
                 "the broker ended the read before it answered",
@@ -188,7 +188,7 @@ class Reader:
     async def open_ahead(self) -> None:
         """Call ``open``, and open the fragment at its store if it will be read from there.
 
-        Meanwhile ``read`` may be called: it waits. If this call fails, ``read`` opens the reader again.
+        A ``read`` during this call waits for it. If this call fails, ``read`` opens the reader again.
         """
         async with self._opening:
             await self._open()
@@ -202,10 +202,10 @@ class Reader:
     async def read(self, max_bytes: int = 0) -> bytes:
         """Return the next bytes: as many as came in one piece, at most ``max_bytes`` unless that is zero.
 
-        Return empty bytes at ``end_offset``, or at the end of a fragment that is read at its store. Return
-        empty bytes also when the broker ended the stream: it stops, or the token expired. Raise the errors of
-        ``open`` and of `FragmentStream.next`, and ``OffsetJump`` once where bytes are missing. After a
-        cancellation the reader has ended at ``offset``; create a new one from there.
+        Return empty bytes at ``end_offset``, and at the end of a fragment that is read at its store. Return
+        empty bytes also when the broker ends the stream, because it stops or the token expired. Raise the
+        errors of ``open`` and of `FragmentStream.next`. Raise ``OffsetJump`` once where bytes are missing.
+        After a cancellation the reader has ended; create another reader at ``offset``.
         """
         unread = self._held
         if not unread:
@@ -235,7 +235,7 @@ class Reader:
         self._counter.inc(length)
 
     async def _next(self) -> bytes:
-        """Return the next piece, within ``end_offset``; empty at the end. Raise each ``OffsetJump`` once."""
+        """Return the next piece up to ``end_offset``; empty there. Raise each ``OffsetJump`` once."""
         if not self._opened or self._opening.locked():
             await self.open()
         while True:
@@ -265,10 +265,10 @@ class Reader:
         return piece
 
     async def _next_received(self) -> bytes | None:
-        """Return a piece from the broker; None at its end, for other messages, and after a switch to the
-        store. Raise ``Broken`` if the piece is not at `offset`."""
+        """Return a piece from the broker; None at the end of the stream, for a message without content, and
+        after a switch to the store. Raise ``Broken`` if the piece is not at `offset`."""
         if self._should_open():
-            # `open_ahead` may hold the lock, or wait for it: the one that gets the lock opens the fragment.
+            # `open_ahead` may also want the lock: the caller that gets the lock first opens the fragment.
             async with self._opening:
                 self._require_open()
                 if self._should_open():
@@ -339,7 +339,7 @@ class Reader:
         """Take header, head, offset and fragment of a message without content.
 
         Raise the error of its status, ``Broken`` if it is invalid or its offset goes back, and ``Corrupt``
-        for another life of the journal. An offset that jumps ahead is raised by the next `read`.
+        for another life of the journal. If the offset jumps ahead, the next `read` raises ``OffsetJump``.
         """
         assert isinstance(message, broker_pb2.ReadResponse)
         self._checked(message)
@@ -372,7 +372,7 @@ class Reader:
             self.fragment_url = message.fragment_url
 
     def _note_life(self, life: JournalLife) -> None:
-        """Note the journal's life; brokers of the original report none. Raise ``Corrupt`` for another one."""
+        """Note the journal's life, if the broker reports it. Raise ``Corrupt`` for another life."""
         if not life.created:
             return
         expected = self.params.life
@@ -400,7 +400,7 @@ class Reader:
 
 
 async def read_all(reader: Reader) -> bytes:
-    """Return all bytes until the reader's end, for small spans. An error of ``read`` ends this call."""
+    """Return all bytes until the reader's end, which must fit in memory. Raise the errors of ``read``."""
     pieces: list[bytes] = []
     async with reader:
         while piece := await reader.read():

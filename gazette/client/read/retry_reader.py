@@ -1,5 +1,5 @@
-"""Stage 10 of the byte path: the bytes of a journal from `client/read/reader`, across
-failures and fragments."""
+"""Stage 10 of the byte path: takes the bytes of a journal from `client/read/reader`, across failures and
+fragments."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ _AHEAD_BYTES: Final = 16 << 20
 
 
 class RetryReader:
-    """The bytes of a journal in order, through failures of brokers. Loop-bound. The bytes end at
-    ``end_offset`` only. The reader retries every error except these: ``OffsetJump``; ``NotYet`` unless it
-    blocks; suspension; ``Corrupt``, also for a journal that was created again; ``Invalid``, ``Bug`` and
-    ``Closed``; and ``NotFound`` and ``NotAllowed``, once they have come for some time (`Grace`). Fragments
-    that can be opened at their store are read from there, each opened before the last one ends. Once that has
-    failed `_DIRECT_FAILURES_MAX` times in a row, all fragments are read through brokers.
+    """The bytes of a journal in order, through failures of brokers. Loop-bound. The bytes end only at
+    ``end_offset``. The reader retries every error except these: ``OffsetJump``; ``NotYet`` unless it blocks;
+    suspension; ``Corrupt``, also for a journal that was created again; ``Invalid``, ``Bug`` and ``Closed``.
+    It raises ``NotFound`` and ``NotAllowed`` once brokers have answered so for some time (`Grace`). If
+    possible, the reader opens each fragment at its store, before the last fragment ends. After
+    `_DIRECT_FAILURES_MAX` failures in a row to do so, it reads all fragments through brokers.
     """
 
     def __init__(
@@ -50,12 +50,12 @@ class RetryReader:
     ) -> None:
         """Create a reader; it makes no call yet.
 
-        ``on_interrupted`` is called when a broker's stream broke or ended. Another broker may serve
-        the journal then, or the journal may have been deleted and created again.
+        The reader calls ``on_interrupted`` when a broker's stream broke or ended. After that, another broker
+        may serve the journal, or the journal may have been deleted and created again.
         """
         params.validate()
         self.params = params
-        """The given parameters, but with the present ``block``. ``offset`` has the present position."""
+        """The given parameters, with the present value of ``block``."""
         self.offset = params.offset
         """Offset of the next byte."""
         self.write_head = 0
@@ -70,13 +70,13 @@ class RetryReader:
         self._reader: Reader | None = None
         self._next: Reader | None = None  # Opened ahead.
         self._scope = TaskScope(f"read {params.journal}")
-        self._attempt = -1  # Failures in a row, less one.
+        self._attempt = -1  # Number of failures in a row, minus one.
         self._grace = Grace(self._clock, (NotFound, NotAllowed))  # Routes and tokens may be old.
         self._direct_failures = 0
         self._proxied = False
         """True if a broker reads the present fragment, because this process could not open it."""
         self._looked_at = -1
-        """Begin of the last fragment that was opened ahead."""
+        """Begin of the last fragment that was opened ahead, or was to be."""
         self._closed = False
         self._on_interrupted = on_interrupted or _unheard
 
@@ -91,7 +91,7 @@ class RetryReader:
         return self.params.block
 
     def set_block(self, block: bool) -> None:
-        """Have ``read`` wait at the head, or raise ``NotYet`` there, also a ``read`` that waits already."""
+        """Have ``read`` wait at the head, or raise ``NotYet`` there. A ``read`` that waits obeys, too."""
         self.params = replace(self.params, block=block)
         if not block and self._reader is not None and self._reader.params.block:
             self._drop()
@@ -113,17 +113,17 @@ class RetryReader:
         self._drop()
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """Yield pieces until ``end_offset``; then ``offset`` is its end. Raise the errors of ``read``."""
+        """Yield pieces until ``end_offset``. Raise the errors of ``read``."""
         while piece := await self.read():
             yield piece
 
     async def read(self, max_bytes: int = 0) -> bytes:
         """Return the next bytes: as many as came in one piece, at most ``max_bytes`` unless that is zero.
 
-        Return empty bytes only at ``end_offset`` (and for ``metadata_only``). Raise ``OffsetJump``
-        (once; the next ``read`` continues after the gap), ``NotYet`` unless blocking, ``Corrupt``,
-        ``NotFound``, ``NotAllowed`` (also for a suspended journal), or ``Closed``. A cancelled call
-        loses nothing: the next ``read`` makes a new call.
+        Return empty bytes only at ``end_offset`` (and for ``metadata_only``). Raise ``OffsetJump`` once where
+        bytes are missing: the next ``read`` continues after the gap. Raise ``NotYet`` unless blocking,
+        ``Corrupt``, ``NotFound``, ``NotAllowed`` (also for a suspended journal), or ``Closed``. A cancelled
+        call loses nothing: the next ``read`` makes a new call.
         """
         self._client.channels.require_loop()
         try:
@@ -186,13 +186,13 @@ class RetryReader:
         if not direct:
             params = replace(params, do_not_proxy=False)
         if self._proxied and self.fragment is not None and offset < self.fragment.end:
-            # Read only this fragment through brokers: this process may be able to open others.
+            # Read only this fragment through brokers: this process may be able to open other fragments.
             end = min(self.params.end_offset or self.fragment.end, self.fragment.end)
             params = replace(params, end_offset=end)
         return Reader(self._client, params, direct=direct)
 
     def _note(self, reader: Reader) -> None:
-        """Copy the reader's offset, head, fragment, header and life, as far as it knows them."""
+        """Copy those of the reader's offset, head, fragment, header and life that it knows."""
         if reader.offset >= 0:
             self.offset = reader.offset
         self.write_head = max(reader.write_head, self.write_head)
@@ -216,9 +216,9 @@ class RetryReader:
         self._reader = self._next = None
 
     async def _on_end(self, reader: Reader) -> None:
-        """Note that a broker ended the stream, or that a fragment at its store ended.
+        """Prepare the next attempt, after a broker ended the stream or a fragment at its store ended.
 
-        Wait before the next attempt if this one read nothing.
+        Wait if the last attempt read nothing.
         """
         if reader.direct is None and not reader.fragment_url:
             self._on_interrupted()
@@ -235,7 +235,7 @@ class RetryReader:
         await self._clock.sleep(backoff_s(self._attempt))
 
     async def _on_error(self, reader: Reader, error: GazetteError) -> None:
-        """Return to have the read tried again, mostly after a wait; else raise the error."""
+        """Raise the error of a read if no retry can help. Otherwise return, mostly after a wait."""
         interrupted = self._reader is not reader
         self._note(reader)
         self._forget(reader)
@@ -276,7 +276,7 @@ class RetryReader:
         await self._clock.sleep(backoff_s(self._attempt))
 
     def _look_ahead(self, reader: Reader) -> None:
-        """Open the next fragment shortly before the one that is read at its store ends."""
+        """Open the next fragment when the reader comes close to the end of this one."""
         fragment = reader.fragment
         assert fragment is not None
         end = self.params.end_offset
@@ -305,4 +305,4 @@ class RetryReader:
 
 
 def _unheard() -> None:
-    """Ignore an interruption."""
+    """Do nothing at an interruption."""

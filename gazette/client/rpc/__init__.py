@@ -1,1 +1,1 @@
-"""Calls: channels, routes, credentials, errors."""
+"""Make calls: channels, routes, credentials, errors."""

@@ -15,8 +15,8 @@ _PAUSE_S: Final = 0.1
 class Addresses:
     """Endpoints of one cluster, separated by commas. Their channels stay open even if unused.
 
-    Calls stay with one endpoint until its connection fails or it is passed over. Then they move to the next
-    that is not failing. When all are failing, each call tries another endpoint.
+    Calls stay with one endpoint until its connection fails or `pass_over` leaves it. Then they move to the
+    next endpoint that is not failing. When all are failing, each call tries another endpoint.
     """
 
     def __init__(self, text: str, channels: Channels) -> None:
@@ -34,8 +34,8 @@ class Addresses:
     def wait_for_ready(self) -> bool:
         """True if a call is to wait for its endpoint's connection, because there is only one endpoint.
 
-        If there are several, ``connected`` returns one that is connected. If its process ends just then, a
-        call that waited for this endpoint would wait for ever, while other endpoints answer.
+        Of several, ``connected`` returns a connected endpoint. If that endpoint's process ends just then, a
+        call that waits for it would wait for ever, while other endpoints answer.
         """
         return len(self._endpoints) == 1
 
@@ -47,8 +47,8 @@ class Addresses:
     async def connected(self) -> str:
         """Return the endpoint to call now. Pass ``wait_for_ready`` to that call.
 
-        Of several, return a connected one. Wait while none can be reached. Cancellation has no effect.
-        """
+        Of several endpoints, return a connected one; wait while none can be reached. Cancellation has no
+        effect."""
         attempts = 0
         while len(self._endpoints) > 1:
             endpoint = self.pick()
@@ -73,6 +73,6 @@ class Addresses:
         return self._endpoints[self._current]
 
     def pass_over(self, endpoint: str) -> None:
-        """Move to the next endpoint, since this one is connected and does not answer."""
+        """Move from ``endpoint`` to the next, since ``endpoint`` is connected and does not answer."""
         if endpoint == self._endpoints[self._current]:
             self._current = (self._current + 1) % len(self._endpoints)

@@ -41,8 +41,8 @@ _KEEPALIVE_MAX_S: Final = 7200.0
 class TlsSettings:
     """Files in PEM form, used for ``https`` endpoints.
 
-    Without ``ca_file`` the roots of this machine are trusted. ``cert_file`` and ``key_file`` identify
-    us to peers that ask for it.
+    Without ``ca_file``, trust the root certificates of this machine. ``cert_file`` and ``key_file`` identify
+    this process to peers that ask for a certificate.
     """
 
     ca_file: Path | None = None
@@ -56,7 +56,7 @@ class TlsSettings:
         return cls(*files) if any(files) else None
 
     def credentials(self) -> grpc.ChannelCredentials:
-        """Read the files. Raise ``Invalid`` for one that cannot be read, or a certificate without its key."""
+        """Read the files. Raise ``Invalid`` for an unreadable file, or a certificate without its key."""
         self._check()
         return grpc.ssl_channel_credentials(
             root_certificates=_contents(self.ca_file, "trusted-ca-file"),
@@ -72,7 +72,7 @@ class TlsSettings:
             context = tls_context(ca_file=None if self.ca_file is None else str(self.ca_file))
             if self.cert_file is not None:
                 context.load_cert_chain(self.cert_file, self.key_file)
-        except OSError as error:  # Also of TLS itself.
+        except OSError as error:  # Errors of TLS are also of this class.
             names = ", ".join(str(pem) for pem in (self.ca_file, self.cert_file) if pem is not None)
             raise Invalid(f"cannot use {names} for TLS: {error}", path="cert-file") from error
         context.set_alpn_protocols(["h2"])
@@ -88,20 +88,20 @@ class ChannelSettings:
     """Limits of every channel.
 
     A Go server permits one ping in five minutes. It closes a connection that sends more pings, with all its
-    calls. So pings only keep connections through firewalls, and ``silence_s`` finds silent peers.
+    calls. So pings only keep firewalls from closing connections. ``silence_s`` finds silent peers.
     """
 
     keepalive_s: float = 360.0
     """Seconds between pings while calls run. Doubled if a server refuses so many pings."""
     keepalive_timeout_s: float = 10.0
-    """Seconds for the answer to a ping. Without it the connection is closed.
+    """Seconds to wait for the answer to a ping before the connection is closed.
 
     This time also limits how long the peer's machine may leave content unacknowledged.
     """
     silence_s: float = 20.0
-    """Seconds without an answer to any call of a channel, after which its peer is probed. 0: never."""
+    """Seconds without an answer to any call of a channel, after which its peer is probed. 0 means: never."""
     silence_timeout_s: float = 20.0
-    """Seconds to wait for the answer to a probe. A peer that gives none is silent: its calls end."""
+    """Seconds to wait for the answer to a probe. After that the peer is silent: its calls end."""
     backoff_min_s: float = 0.05
     backoff_max_s: float = 5.0
     connect_timeout_s: float = 5.0
@@ -115,14 +115,14 @@ class ChannelSettings:
             ("grpc.max_send_message_length", -1),
             ("grpc.keepalive_time_ms", int(self.keepalive_s * 1e3)),
             ("grpc.keepalive_timeout_ms", int(self.keepalive_timeout_s * 1e3)),
-            # Without this option gRPC waits a minute for the answer to a ping, in spite of the option above.
+            # Without this option, gRPC waits a minute for the answer to a ping and ignores the option above.
             ("grpc.http2.ping_timeout_ms", int(self.keepalive_timeout_s * 1e3)),
             ("grpc.keepalive_permit_without_calls", 0),
             ("grpc.http2.max_pings_without_data", 0),
             ("grpc.initial_reconnect_backoff_ms", int(self.backoff_min_s * 1e3)),
             ("grpc.min_reconnect_backoff_ms", int(self.connect_timeout_s * 1e3)),
             ("grpc.max_reconnect_backoff_ms", int(self.backoff_max_s * 1e3)),
-            # We retry ourselves: retries of gRPC would keep a copy of what is streamed.
+            # We retry ourselves: retries by gRPC would keep a copy of streamed content.
             ("grpc.enable_retries", 0),
             # Without this option, `Channels` share connections: closing one would not close its connections.
             ("grpc.use_local_subchannel_pool", 1),
@@ -133,8 +133,8 @@ class Channels:
     """Channels by endpoint (``http://host:port``, ``https://…``, ``unix://host/path``). Loop-bound. The
     channels speak our own HTTP/2, unless ``transport`` is given.
 
-    Stubs count their calls, so no channel with a call in flight is closed as unused. Do not keep a stub of
-    ``journal`` or ``shard``: get it again for every use.
+    Stubs count their calls, so that a channel with a call in flight is not closed as unused. Do not keep a
+    stub of ``journal`` or ``shard``: get it again for every use.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class Channels:
         transport: Transport | None = None,
         owner: str = "Channels",
     ) -> None:
-        """Create channels without a connection. Errors and logs name ``owner``, the class of the client."""
+        """Create channels, connect nothing yet. Errors and logs name ``owner``, the class of the client."""
         self.zone = zone
         self._tls = TlsSettings() if tls is None else tls
         self._transport = Http2Transport(self._tls.context) if transport is None else transport
@@ -167,19 +167,19 @@ class Channels:
 
     @property
     def closed(self) -> bool:
-        """True if the channels were closed, or belong to the process from which this one was forked."""
+        """True if the channels were closed, or belong to the parent of this forked process."""
         return self._closed or self._bound.was_forked
 
     def __len__(self) -> int:
         return len(self._channels)
 
     def require_loop(self) -> None:
-        """Raise ``Invalid`` on another event loop than before, and ``Closed`` in a forked process."""
+        """Raise ``Invalid`` on another event loop than at the first use, ``Closed`` in a forked process."""
         if running_loop() is not self._bound.loop:
             self._bound.require()
 
     def pin(self, endpoint: str) -> None:
-        """Keep the channel of this endpoint open even if unused (the default address)."""
+        """Keep the channel of this endpoint open even if unused, as for the default address."""
         self._pinned.add(endpoint)
 
     def journal(self, endpoint: str) -> JournalStub:
@@ -187,7 +187,7 @@ class Channels:
         return self._channel(endpoint).journal
 
     def shard(self, endpoint: str) -> ShardStub:
-        """Return the Shard service at an endpoint. Raise ``Invalid`` if malformed, ``Closed`` if closed."""
+        """Return the Shard service at an endpoint. Errors are those of ``journal``."""
         return self._channel(endpoint).shard
 
     def byte_path(self, endpoint: str) -> BytePath:
@@ -199,8 +199,8 @@ class Channels:
         return cast("grpc.aio.Channel", self._channel(endpoint))
 
     async def connect(self, endpoint: str) -> bool:
-        """Return True if an endpoint is connected, or can be now. Raise ``Invalid`` if it is malformed,
-        ``Closed`` if the channels are. After a cancellation the attempt goes on.
+        """Connect to an endpoint. Return True once it is connected, False if that fails. Raise the errors of
+        ``journal``. After a cancellation the attempt goes on.
         """
         channel = self._channel(endpoint)
         with map_errors("connect", self, endpoint=endpoint):
@@ -214,22 +214,22 @@ class Channels:
     def pick(
         self, route: Route, *, process_id: ProcessId | None = None, primary: bool = False
     ) -> str | None:
-        """Return the member that `pick` chooses, by the state of our channels and by our zone."""
+        """Return the endpoint that the function `pick` chooses, by the state of our channels and our zone."""
         return pick(route, self.zone, self.health, process_id=process_id, primary=primary)
 
     def member(self, route: Route, process_id: ProcessId) -> JournalStub:
-        """Return the Journal service of exactly that member. Raise ``Unavailable`` without an endpoint."""
+        """Return the Journal service of exactly that member. Raise ``Unavailable`` if it has no endpoint."""
         endpoint = self.pick(route, process_id=process_id)
         if endpoint is None:
             raise Unavailable("the route has no endpoint of this member", member=process_id)
         return self.journal(endpoint)
 
     def follow(self, members: Mapping[str, int]) -> None:
-        """Learn the present members: the CreateRevision of each one's key, by endpoint.
+        """Learn the present members: by endpoint, the CreateRevision of the member's key.
 
-        A process whose key is gone, or was created again, has lost its lease: cancel calls to it, which fail
-        as in `raise_mapped` or `open_channel`. The next call connects without the back-off of the old
-        connection.
+        A process whose key is gone, or was created again, has lost its lease. Cancel calls to that process:
+        they fail as in `raise_mapped` or `open_channel`. The next call connects without the back-off of the
+        old connection.
         """
         former, self._members = self._members, dict(members)
         for endpoint, revision in former.items():
@@ -243,7 +243,7 @@ class Channels:
         """Return the channel of an endpoint; open it at its first use. Close unused channels now and then.
 
         Raise ``Invalid`` for a malformed endpoint, bad files of TLS or another event loop, and ``Closed``
-        once closed.
+        after `close`.
         """
         if self._closed and not self._bound.was_forked:
             raise Closed("the client's channels were closed")
@@ -271,8 +271,8 @@ class Channels:
         return self._transport.channel(target, credentials, options)
 
     def _on_refused_pings(self, keepalive_s: float) -> None:
-        """Lengthen the interval of pings for later channels. gRPC does so for the channel with refused
-        pings."""
+        """Increase the interval of pings for later channels by a factor of 2. gRPC itself doubles the
+        interval of the channel whose pings were refused."""
         raised_s = min(2 * keepalive_s, _KEEPALIVE_MAX_S)
         if raised_s > self._settings.keepalive_s:
             self._settings = replace(self._settings, keepalive_s=raised_s)
@@ -314,8 +314,8 @@ class Channels:
     async def close(self, grace_s: float | None = None) -> None:
         """Close every channel. Calls in flight get ``grace_s`` seconds to end, then are cancelled.
 
-        Cancellation: calls are cancelled, and connections cut off; only those of grpcio may stay open. May be
-        repeated.
+        If this call is cancelled, cancel calls at once and cut connections; only connections of grpcio may
+        stay open. May be repeated.
         """
         if not self._bound.was_forked:
             self._bound.require()
@@ -335,7 +335,7 @@ class Channels:
             raise
 
     def __del__(self) -> None:
-        # The loop owns the transports of the channels, and would keep them open for good.
+        # The loop owns the transports of the channels, and would keep the connections open for good.
         channels = getattr(self, "_channels", None)
         if channels:
             scope = self._scope
@@ -343,14 +343,14 @@ class Channels:
 
 
 class _SilenceWatch:
-    """Probes peers as long as calls run. Does not keep its `Channels` alive. ``silence_s`` 0: no probes."""
+    """Probes peers while calls run, unless ``silence_s`` is 0. Does not keep its `Channels` alive."""
 
     def __init__(self, channels: Channels, scope: TaskScope, silence_s: float) -> None:
         self._channels = weakref.ref(channels)
         self._scope = scope
         self._clock = channels.clock
         self._silence_s = silence_s
-        self._is_on = not silence_s  # Without probes always True, so that `begin` does nothing.
+        self._is_on = not silence_s  # Without probes it stays True, so that `begin` does nothing.
 
     def begin(self) -> None:
         """Begin to probe, because a call began. Do nothing if probes are under way already."""
@@ -378,8 +378,8 @@ def _abort(channels: Iterable[CountedChannel], scope: TaskScope) -> None:
 
 
 def _weakly(method: Callable[[float], None], argument: float) -> Callable[[], None]:
-    """Return a function that calls a method with an argument. Once the method's object is gone, do
-    nothing."""
+    """Return a function that calls a method with an argument, or does nothing once the method's object is
+    gone."""
     reference = weakref.WeakMethod(method)
 
     def call() -> None:
@@ -406,16 +406,16 @@ def pick(
     process_id: ProcessId | None = None,
     primary: bool = False,
 ) -> str | None:
-    """Return the endpoint to call, or None to call the default address, whose process proxies.
+    """Return the endpoint to call. None means: call the default address, whose process forwards the call.
 
-    - ``process_id``: exactly that member, whatever its connection. None if the route lacks the member
-      or its endpoint.
-    - ``primary`` (appends): the primary, unless its connection is failing.
-    - Otherwise the best member. A connection that does not fail counts most, then our ``zone``, then the
-      better connection, then the order of the route. If all connections fail, return None: the default
-      address may still reach the members.
+    - With ``process_id``: exactly that member, in any state of its connection. None if the route lacks the
+      member or its endpoint.
+    - With ``primary`` (appends): the primary, unless its connection is failing.
+    - Otherwise the best member: first one whose connection does not fail, then one of our ``zone``, then one
+      with a better connection, then the order of the route. If all connections fail, return None: the
+      default address may still reach the members.
 
-    A member without an endpoint (its key is gone from etcd) is never picked.
+    Never pick a member without an endpoint: its key is gone from etcd.
     """
     if process_id is not None:
         is_member = process_id in route.members

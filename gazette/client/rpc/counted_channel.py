@@ -33,15 +33,15 @@ _PROBE: Final = "/grpc.health.v1.Health/Check"
 _REPLICATE: Final = "/protocol.Journal/Replicate"
 _TOO_MANY_PINGS: Final = "too many pings"
 _GIVEN_UP: Final = frozenset({grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED})
-"""Codes of calls that this process has ended itself: they say nothing of the peer."""
+"""Codes of calls that this process has ended itself. They do not show that the peer answers."""
 
 
 class BytePath:
-    """The calls that carry journal bytes. Their stubs are made once per channel, not per call.
+    """The calls that carry journal bytes. Each channel makes these stubs once.
 
-    ``append`` takes requests one by one: messages, or their encoding. ``append_whole`` takes a tuple of all
-    of them, and sends them at once. ``replicate`` takes encoded requests. ``read`` returns `Content` where
-    possible, else a ``ReadResponse``.
+    ``append`` takes requests one by one, as messages or encoded. ``append_whole`` takes a tuple of all
+    requests, and sends them at once. ``replicate`` takes encoded requests. ``read`` returns `Content` for a
+    message with content, and a ``ReadResponse`` for any other message.
     """
 
     __slots__ = ("append", "append_whole", "read", "replicate")
@@ -74,7 +74,7 @@ class Health(IntEnum):
     """State of the connection to an endpoint; greater is better."""
 
     FAILING = 0
-    """The last attempt failed, and no later one succeeded."""
+    """The last attempt to connect failed, and no later attempt succeeded."""
     IDLE = 1
     """The state is unknown: not connected, or never tried."""
     CONNECTING = 2
@@ -100,7 +100,7 @@ class CountedChannel:
         self.calls = 0  # Calls that have not ended.
         self.used_at = 0.0  # Set by the owner, whenever it gives this channel to a caller.
         self.heard_at = 0.0
-        """The latest time at which a call began while no other ran, or the peer ended a call or answered."""
+        """The latest time at which a call began while no other ran, or the peer ended a call or a probe."""
         self.journal = JournalStub(cast("grpc.aio.Channel", self))
         self.shard = ShardStub(cast("grpc.aio.Channel", self))
         self.byte_path = BytePath(self)
@@ -108,8 +108,8 @@ class CountedChannel:
     def health(self) -> Health:
         """Return the connection's state.
 
-        A failure counts until the connection is ready again: a failing channel goes through
-        CONNECTING again and again.
+        After a failure, return FAILING until the connection is ready again: a failing channel goes
+        through CONNECTING again and again.
         """
         match self._grpc.get_state():
             case grpc.ChannelConnectivity.READY:
@@ -124,7 +124,7 @@ class CountedChannel:
         return Health.FAILING if self._failing else Health.IDLE
 
     async def connect(self) -> bool:
-        """Return True if there is a connection, after an attempt to make one."""
+        """Try to connect if there is no connection. Return True if there is a connection now."""
         unsettled = (grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.CONNECTING)
         while (state := self._grpc.get_state(try_to_connect=True)) in unsettled:
             await self._grpc.wait_for_state_change(state)
@@ -145,7 +145,7 @@ class CountedChannel:
     def _counted(
         self, kind: str, make: Callable[..., Any], path: str, *args: Any, **kwargs: Any
     ) -> Callable[..., Any]:
-        """Return a method that counts its calls, here and for metrics."""
+        """Return a method that counts its calls, for this channel and for metrics."""
         metrics = call_metrics(kind, path)
         method = make(path, *metrics.serializers(args, kwargs))
 
@@ -180,10 +180,10 @@ class CountedChannel:
             self._on_refused_pings()
 
     async def answers(self, timeout_s: float) -> bool:
-        """Probe the peer. Return False if it is connected, and sends no content for ``timeout_s`` seconds.
+        """Probe the peer. Return False if it is connected and sends nothing for ``timeout_s`` seconds.
 
-        Every gRPC server answers a call, even of a method that it does not know. On a slow link, the answer
-        comes behind all content that is on its way. Answers to pings do not count: a proxy may give them.
+        Every gRPC server answers a call, even of an unknown method. On a slow link, content on its way delays
+        the answer, so content counts as well. Answers to pings do not count: a proxy may send them.
         """
         if self._grpc.get_state() is not grpc.ChannelConnectivity.READY:
             return True
@@ -209,14 +209,14 @@ class CountedChannel:
         await self._grpc.close(grace_s)
 
     def abort(self) -> None:
-        """Cut off the connections, on the loop, after the owner was dropped. In a simulation do nothing."""
+        """Cut the connections, on the loop, after the owner was dropped. In a simulation do nothing."""
         if isinstance(self._grpc, Http2Channel):
             self._grpc.abort()
 
 
 @cache
 def call_metrics(kind: str, path: str) -> CallMetrics:
-    """Return the `CallMetrics` of a method, which all channels share, since it has no state."""
+    """Return the `CallMetrics` of a method. All channels share the object."""
     return CallMetrics(kind, path)
 
 

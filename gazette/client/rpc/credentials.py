@@ -1,4 +1,4 @@
-"""Credentials of calls: tokens for claims, each used for half of its lifetime unless its signer renews it."""
+"""Credentials of calls: tokens for claims. Unless its signer renews it, a token is used for half its life."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Metadata = tuple[tuple[str, str], ...]
 LONG_LIFETIME_S: Final = 3600.0
 """Lifetime of tokens for reads, appends and lists, in seconds. A stream ends when its token does."""
 FRESH_S: Final = LONG_LIFETIME_S / 2
-"""Seconds after the begin of a call for which a token that we signed for `LONG_LIFETIME_S` is valid."""
+"""Seconds from the begin of a call for which its token is valid, if signed for `LONG_LIFETIME_S` by us."""
 SHORT_LIFETIME_S: Final = 60.0
 """Lifetime in seconds of tokens for short calls: Apply, questions for problems, all calls to consumers."""
 
@@ -25,20 +25,20 @@ _TOKENS_MAX: Final = 4096
 
 
 class Credentials:
-    """Call metadata by claims. A token is reused for the first half of its lifetime. A `Renewing` signer is
-    asked for each call. Loop-bound."""
+    """The metadata of calls, by claims. A token is reused for the first half of its lifetime; a `Renewing`
+    signer is asked at each call. Loop-bound."""
 
     def __init__(self, signer: Signer | None, clock: Clock) -> None:
         self._signer: Signer = NoAuth() if signer is None else signer
         self.are_needed: Final = not isinstance(self._signer, NoAuth)
-        """False in a cluster without keys: all metadata is empty, and need not be asked for."""
+        """False in a cluster without keys: the metadata of all calls is empty."""
         self._is_renewing: Final = isinstance(self._signer, Renewing)
         self._clock = clock
         self._tokens: OrderedDict[tuple[Claims, float], tuple[float, Metadata]] = OrderedDict()
-        """By claims and lifetime: the Unix time of signing, and the metadata."""
+        """The Unix time of signing and the metadata, by claims and lifetime."""
 
     def metadata(self, claims: Claims, lifetime_s: float = LONG_LIFETIME_S) -> Metadata:
-        """Return metadata for a call that needs ``claims`` (their own expiry is ignored). Raise the signer's
+        """Return metadata for a call that needs ``claims``, whose own expiry is ignored. Raise the signer's
         errors: a `Renewing` signer may have no valid token."""
         if claims.expires_at is not None:
             claims = replace(claims, expires_at=None)
@@ -47,7 +47,7 @@ class Credentials:
         key = (claims, lifetime_s)
         now = self._clock.now()
         signing_and_metadata = self._tokens.get(key)
-        # The difference is negative if the clock was set back. Do not use a token from far in the future.
+        # The difference is negative if the clock was set back. A token from far in the future is not used.
         if signing_and_metadata is not None and abs(now - signing_and_metadata[0]) < lifetime_s / 2:
             self._tokens.move_to_end(key)
             return signing_and_metadata[1]
@@ -61,7 +61,7 @@ class Credentials:
 
 @lru_cache(maxsize=1024)
 def journal_claims(capability: int, journal: str) -> Claims:
-    """Return claims to one journal, without the metadata segment of its name: no label can hold that."""
+    """Return claims to one journal. Omit the metadata segment of its name, which no label can hold."""
     return Claims.of_journal(capability, split_journal_meta(journal)[0])
 
 

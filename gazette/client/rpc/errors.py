@@ -31,9 +31,9 @@ from gazette.protocol.error_codes import error_of
 from gazette.protocol.status import ShardStatus, Status
 
 END_OF_STREAM: Final[Any] = grpc.aio.EOF  # type: ignore[attr-defined]
-"""Value that a read from a call returns after a successful end."""
+"""Value that a read from a call returns once the call has ended with success."""
 CALL_ERRORS: Final = (asyncio.CancelledError, grpc.aio.AioRpcError, grpc.aio.UsageError)
-"""Errors that end a call. `raise_mapped` raises what they mean."""
+"""Errors that end a call. `raise_mapped` turns them into errors of ours."""
 
 _BY_STATUS: Final[dict[Status, tuple[type[GazetteError], str, str | None]]] = {
     Status.JOURNAL_NOT_FOUND: (NotFound, "journal not found", None),
@@ -98,7 +98,7 @@ class _Caller(Protocol):
 
 
 def status_error(status: Status, detail: str = "", **facts: Any) -> GazetteError:
-    """Return the error of a status other than OK. Its name is in ``facts["status"]``."""
+    """Return the error of a status other than OK. ``facts["status"]`` has the name of the status."""
     error_type, message, hint = _BY_STATUS[status]
     if detail:
         message = f"{message}: {detail}"
@@ -106,7 +106,7 @@ def status_error(status: Status, detail: str = "", **facts: Any) -> GazetteError
 
 
 def shard_status_error(status: ShardStatus, **facts: Any) -> GazetteError:
-    """Return the error of a consumer's status other than OK. Its name is in ``facts["status"]``."""
+    """Return the error of a consumer's status other than OK, with its name in ``facts["status"]``."""
     error_type, message = _BY_SHARD_STATUS[status]
     return error_type(message, status=status.name, **facts)
 
@@ -133,8 +133,8 @@ def was_too_slow(error: GazetteError) -> bool:
 def rpc_error(error: grpc.aio.AioRpcError, method: str, **facts: Any) -> GazetteError:
     """Return the error of a call that ended with a gRPC code other than OK.
 
-    Servers report an invalid request as UNKNOWN with a text. So UNKNOWN is ``Broken``, like every other code
-    without a meaning for the caller.
+    Servers report an invalid request as UNKNOWN with a text. So UNKNOWN gives ``Broken``, as does every other
+    code on which the caller cannot act.
     """
     code = error.code()
     error_type = error_of(code)
@@ -157,9 +157,9 @@ def map_errors(method: str, caller: _Caller, **facts: Any) -> Iterator[None]:
 def raise_mapped(error: BaseException, method: str, caller: _Caller, **facts: Any) -> NoReturn:
     """Raise a `GazetteError` for one of `CALL_ERRORS`, which ended a call.
 
-    For a code of gRPC, raise the error of `rpc_error`. For a call that begins on a closed channel, raise
-    ``Closed``. If the present task was cancelled, raise the cancellation. If ``caller`` was closed, such as
-    the channels of a client, raise ``Closed``. If only the channel was closed during the call, the peer fell
+    For a code of gRPC, raise the error of `rpc_error`. If the channel was closed before the call, raise
+    ``Closed``. If the present task was cancelled, raise the cancellation. If ``caller`` (such as the channels
+    of a client) was closed, raise ``Closed``. If only the channel was closed during the call, the peer fell
     silent or lost its lease: raise ``Unavailable``.
     """
     if isinstance(error, grpc.aio.AioRpcError):
@@ -177,8 +177,8 @@ def raise_mapped(error: BaseException, method: str, caller: _Caller, **facts: An
 def open_channel(method: str, **facts: Any) -> Iterator[None]:
     """Wrap the awaits of one call. Raise ``Closed`` if the channel of the call is closed meanwhile.
 
-    A channel is closed with its client, or when the process behind it loses its lease or falls silent. Then
-    gRPC cancels the calls of the channel. Awaiting such a call raises ``CancelledError``, although this task
+    A channel is closed with its client, or when the process behind it loses its lease or falls silent. gRPC
+    then cancels the channel's calls. Awaiting a cancelled call raises ``CancelledError``, although this task
     was not cancelled. If that error left this block, the caller of this task would get no answer.
     """
     try:
@@ -190,7 +190,7 @@ def open_channel(method: str, **facts: Any) -> Iterator[None]:
 
 
 def _is_cancelled() -> bool:
-    """Return True if the present task was cancelled, and not only the call that it waits for."""
+    """Return True if the present task was cancelled, False if only the awaited call was cancelled."""
     task = asyncio.current_task()
     return task is None or task.cancelling() > 0
 

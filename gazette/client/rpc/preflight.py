@@ -23,17 +23,17 @@ _SILENT: Final = "it does not answer"
 _PROBE: Final = "/gazctl.Probe/Probe"
 """A method that no server has. Even its refusal proves that the call has arrived."""
 _METHODS: Final = {"broker": "/protocol.Journal/ListFragments", "consumer": "/consumer.Shard/Stat"}
-"""A method that only such a server has. An empty request to it has no effect."""
+"""For each kind of server, a method that only this kind has. An empty request to it has no effect."""
 _OTHER: Final = {"broker": "consumer", "consumer": "broker"}
 
 
 async def require_reachable(
     client: Client | ShardClient, what: str, *, connect_s: float, wait_s: float = 0, hint: str
 ) -> None:
-    """Connect to one of the client's addresses. Wait for each at most ``connect_s`` seconds.
+    """Connect to one of the client's addresses. Wait at most ``connect_s`` seconds for each address.
 
-    If none answers, wait at most ``wait_s`` seconds more for one of them. Raise ``Unavailable`` with the
-    reason for each address, and ``hint``.
+    If no address answers, wait at most ``wait_s`` seconds more for one of them. Raise ``Unavailable`` with
+    the reason of each address, and with ``hint``.
     """
     reasons: dict[str, str] = {}
     while (address := client.address) not in reasons:
@@ -62,7 +62,7 @@ async def require_kind(
 ) -> None:
     """Require that the reachable server is a ``what``: a broker, or a consumer.
 
-    Raise ``Invalid`` for ``--WHAT.address`` if it is another server. The hint ends with ``origin``, which
+    If it is another server, raise ``Invalid`` for ``--WHAT.address``. The hint ends with ``origin``, which
     says where the address comes from.
     """
     if await _is_served(client, what, timeout_s):
@@ -77,11 +77,11 @@ async def require_kind(
 
 
 async def _is_served(client: Client | ShardClient, what: str, timeout_s: float) -> bool:
-    """Return False if the server says that it lacks a method of brokers, or of consumers. Return True for any
-    other answer, and without an answer in time."""
+    """Return False if the server lacks a method that each server of the kind ``what`` has. Return True for
+    any other answer, and if no answer comes in time."""
     channel = cast("Any", client.channels.grpc_channel(client.address))
     try:
-        # The request is empty, and refused: only the reason counts.
+        # The server refuses the empty request. Only the reason counts.
         with open_channel("probe"):
             await channel.unary_unary(_METHODS[what])(b"", timeout=timeout_s)
     except grpc.aio.AioRpcError as error:

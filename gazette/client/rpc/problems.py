@@ -1,7 +1,7 @@
-"""Problems of a server's journals or shards, beside a list of them.
+"""Problems of a server's journals or shards, as an answer to a List call.
 
-Messages of the protocol have no field for problems. The trailing metadata of a List call that asks for
-problems has them.
+Messages of the protocol have no field for problems. So the server sends problems in the trailing metadata of
+a List call that asks for them.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import Any, Final
 from urllib.parse import quote, unquote
 
 BROKERS_KEY: Final = "gazette-brokers"
-"""Trailing metadata of the answer of a broker: the number of brokers of its cluster."""
+"""Key in the trailing metadata of a broker's answer: the number of brokers of its cluster."""
 PROBLEMS_ASKED: Final = (("gazette-problems", "1"),)
 """Metadata of a List call that asks for problems, and not for the list."""
 _PROBLEM_KEY: Final = "gazette-journal-problem"
-"""Trailing metadata of the answer to such a call: a name and its problem, percent-encoded."""
+"""Key in the trailing metadata of the answer: a journal or shard and its problem, percent-encoded."""
 _PROBLEMS_MAX: Final = 16
 """Greatest number of problems in one answer, because peers bound the size of metadata."""
 _TEXT_MAX: Final = 400

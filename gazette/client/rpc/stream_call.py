@@ -1,6 +1,6 @@
 """Calls whose requests are written one by one.
 
-A server may end such a call at any time. Then a write reports the end, and the response gives the reason.
+A server may end a call at any time. A later write reports the end, and the response gives the reason.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Any, Final
 import grpc.aio
 
 _ENDED: Final = (asyncio.InvalidStateError, grpc.aio.AioRpcError)
-"""Errors of a request that is sent when its call has ended already."""
+"""Errors of a request that is sent after the end of its call."""
 
 
 class StreamCall:
-    """A call whose requests are written. Loop-bound. ``count_sent`` counts what ``send_now`` sends."""
+    """A call whose requests are written one by one. Loop-bound. ``count_sent`` counts those of `send_now`."""
 
     __slots__ = ("_call", "_count_sent")
 
@@ -34,8 +34,8 @@ class StreamCall:
     def send_now(self, content: bytes, messages: int) -> bool:
         """Send ``content``, which is ``messages`` requests, encoded and `prefixed`. Return True.
 
-        If that needs a wait, send nothing and return False: then call ``write``. No ``write`` may be under
-        way.
+        If sending needs a wait, send nothing and return False: call ``write`` instead. Do not call this
+        during a ``write``.
         """
         if not self._call.send_now(content):
             return False
@@ -48,8 +48,8 @@ class StreamCall:
         self._call.listen(sink)
 
     def on_end(self, callback: Callable[[grpc.aio.AioRpcError | None], None]) -> None:
-        """Call ``callback`` with the error of the call, or None: once the call has ended, or now if it
-        has."""
+        """Call ``callback`` once the call has ended, or now if it has, with its error, or None after
+        success."""
         self._call.add_done_callback(lambda call: callback(call.error))
 
     async def done_writing(self) -> None:

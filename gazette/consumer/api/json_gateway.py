@@ -26,7 +26,7 @@ from gazette.protocol.pb import consumer_pb2
 def json_routes(
     allow_origins: Sequence[str], api: Callable[[], ShardApi], verifier: Verifier
 ) -> list[Route]:
-    """Return the routes. ``api`` is called for each request, and returns the service's implementation."""
+    """Return the routes. Each request calls ``api``, which returns the implementation of the service."""
     cors = Cors(allow_origins)
 
     def route(path: str, name: str, capability: int, new_request: Callable[[], Message]) -> Route:

@@ -40,7 +40,7 @@ from gazette.protocol.status import ShardStatus
 
 MAX_TXN_OPS: Final = 128
 _MATCHES_PER_SLICE: Final = 500
-"""Shards that are matched before other tasks get the loop: some milliseconds."""
+"""Number of shards to match before other tasks get the loop. It takes some milliseconds."""
 
 
 CAPABILITIES: Final = {
@@ -57,7 +57,7 @@ class ShardApi:
     """The RPCs of ``consumer.Shard``, answered from this member's view of its cluster.
 
     Applications may wrap ``stat``, ``list``, ``apply``, ``get_hints`` and ``unassign``: replace
-    these attributes before the server starts. The ``extension`` bytes of requests are for such wrappers.
+    these attributes before the server starts. Wrappers may use the ``extension`` bytes of requests.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class ShardApi:
     async def _authorize_and_call(
         self, name: str, capability: int, message: Any, context: Any
     ) -> Any:
-        """Authorize and perform one call. A `GazetteError` ends the call with its status and its text."""
+        """Authorize and make one call. A `GazetteError` ends the call with its own status and text."""
         try:
             claims = self._verifier.verify(
                 authorization_of(context.invocation_metadata()), capability
@@ -128,14 +128,14 @@ class ShardApi:
     async def _stat(self, request: pb.StatRequest, claims: Claims) -> pb.StatResponse:
         """Return the offsets of a shard, once it has read through the requested offsets.
 
-        The primary answers; another member passes the request on. The caller's deadline bounds the wait.
+        The primary answers; any other member forwards the request. The caller's deadline bounds the wait.
         """
         validate_stat_request(request)
         header = Header.from_pb(request.header) if request.HasField("header") else None
         resolution = await self._resolver.resolve(
             request.shard,
             claims=claims,
-            may_proxy=header is None,  # With a header, another member has passed the call on.
+            may_proxy=header is None,  # A header shows that another member forwarded the call.
             proxy_header=header,
             read_through=dict(request.read_through),
         )
@@ -156,7 +156,7 @@ class ShardApi:
         endpoint = self._peers.pick(header.route, process_id=header.process_id)
         if endpoint is None:
             raise Unavailable("the shard's primary has no endpoint", shard=request.shard)
-        # With authentication, the peer needs a token of this member: the caller's must not be passed on.
+        # Send the peer a token of this member: the caller's token must not be passed on.
         own_claims = Claims(Capability.READ, LabelSelector.of(id=request.shard))
         metadata = self._peers.credentials.metadata(own_claims)
         try:
@@ -198,7 +198,7 @@ class ShardApi:
         return response
 
     def _candidates(self, selector: LabelSelector) -> Sequence[DecodedKV]:
-        """Return the shards that can match the selector's id."""
+        """Return the shards that can match: only one if the selector names an id."""
         ids = [label for label in selector.include.labels if label.name == META_SHARD_ID]
         if len(ids) != 1 or ids[0].prefix or not ids[0].value:
             return self._state.items
@@ -206,7 +206,7 @@ class ShardApi:
         return () if item is None else (item,)
 
     def _problems(self, request: pb.ListRequest, claims: Claims, context: Any) -> pb.ListResponse:
-        """Return no shards. The trailing metadata say what each matching shard of this member waits for."""
+        """Return no shards. Say in the trailing metadata why each matching shard of this member waits."""
         validate_shard_list_request(request)
         selector = LabelSelector.from_pb(request.selector)
         problems = []
@@ -222,9 +222,9 @@ class ShardApi:
     async def _apply(self, request: pb.ApplyRequest, claims: Claims) -> pb.ApplyResponse:
         """Make all changes at one revision of etcd, or none.
 
-        A cancelled call may have made the changes. Then the same call fails on its expected revisions, unless
-        these are -1. Raise ``NotAllowed`` without a claim to a shard. Raise ``Invalid`` for a prefix of hints
-        that is not permitted, and for more changes than one transaction of etcd takes.
+        A cancelled call may have made the changes. If so, the same call fails on its expected revisions,
+        unless they are -1. Raise ``NotAllowed`` if the claims do not cover a shard. Raise ``Invalid`` for a
+        prefix of hints that is not permitted, and for more changes than one transaction of etcd takes.
         """
         validate_shard_apply_request(request)
         compares: list[Compare] = []
@@ -264,7 +264,7 @@ class ShardApi:
     def _check_hint_prefix(self, change: pb.ApplyRequest.Change) -> None:
         """Raise ``Invalid`` if the hints would be written to a prefix that is not allowed.
 
-        A shard that has such a prefix may keep it, so that an operator can disable the shard, for example.
+        A shard may keep a prefix that it has already: an operator must be able to disable the shard.
         """
         if not change.HasField("upsert"):
             return
@@ -275,7 +275,7 @@ class ShardApi:
             self._hint_keys.require(spec)
 
     async def _get_hints(self, request: pb.GetHintsRequest, claims: Claims) -> pb.GetHintsResponse:
-        """Return the stored hints. Raise ``Corrupt``, with the key in etcd, if some are damaged."""
+        """Return the stored hints. Raise ``Corrupt``, with the key in etcd, for damaged hints."""
         validate_get_hints_request(request)
         response = pb.GetHintsResponse(header=self._resolver.unrouted_header().to_pb())
         item = self._state.item(request.shard)
@@ -287,7 +287,7 @@ class ShardApi:
         for slot in slots:
             if slot.error:
                 raise Corrupt(f"hints are damaged: {slot.error}", key=slot.key)
-        response.primary_hints.SetInParent()  # Callers ask for its presence.
+        response.primary_hints.SetInParent()  # Callers check that the field is present.
         if slots[0].hints is not None:
             response.primary_hints.hints.CopyFrom(slots[0].hints.to_pb())
         for slot in slots[1:]:
@@ -300,9 +300,9 @@ class ShardApi:
         """Delete assignments, so that the allocator makes new ones.
 
         Delete the assignments of failed replicas and, unless ``only_failed``, of the primary. Healthy
-        standbys stay. Return the shards, with ``dry_run`` without a change. If an assignment has changed
-        meanwhile, delete none, and return the status ETCD_TRANSACTION_FAILED. Raise ``NotAllowed`` without a
-        claim to a shard, ``Invalid`` for too many assignments.
+        standbys stay. Return the shards; with ``dry_run``, change nothing. If an assignment has changed
+        meanwhile, delete none, and return the status ETCD_TRANSACTION_FAILED. Raise ``NotAllowed`` if the
+        claims do not cover a shard, and ``Invalid`` for too many assignments.
         """
         validate_unassign_request(request)
         response = pb.UnassignResponse()
@@ -340,7 +340,7 @@ def _operations(key: str, change: pb.ApplyRequest.Change) -> list[Operation]:
     if not change.HasField("upsert"):
         return [Op.delete(key)]
     spec = ShardSpec.from_pb(change.upsert)
-    # Keep the bytes as they came: the bytes may hold fields of newer versions.
+    # Store the message with its unknown fields, which a newer version may have sent.
     operations: list[Operation] = [Op.put(key, change.upsert.SerializeToString())]
     if change.HasField("primary_hints"):
         hints = FSMHints.from_pb(change.primary_hints)

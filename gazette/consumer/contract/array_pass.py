@@ -1,4 +1,4 @@
-"""The seam by which an application has its shards decode and sequence messages in arrays."""
+"""The interface by which an application has its shards decode and sequence messages in arrays."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ class MessageRows(Sequence[Envelope[Any]]):
 
     @abstractmethod
     def distinct(self, attribute: str) -> Sequence[Hashable] | None:
-        """Return the different values of an attribute of the messages, or None if no columns show them."""
+        """Return the different values of an attribute of the messages; None if no column has them."""
 
     @abstractmethod
     def size_of(self, count: int) -> int:
-        """Return how many bytes the first ``count`` messages take in their journal, where other messages may
-        stand between them."""
+        """Return the bytes of the journal from the first to the last of the first ``count`` messages. Other
+        messages between them count."""
 
 
 class ArrayPass(Protocol):
-    """Decoding and sequencing in arrays. The methods return a decoder and a sequencer with the results of
-    those for objects."""
+    """Decoding and sequencing in arrays. The methods return a decoder and a sequencer with the same results
+    as the decoder and sequencer of objects."""
 
     chunk_bytes: int
-    """Bytes of a source to decode together: chunks that wait are joined until they have as many."""
+    """Bytes of a source to decode together: waiting chunks are joined until they have as many bytes."""
 
     def prepare(self) -> None:
-        """Load or compile what decoders need. Block, for a minute at the first use on a machine."""
+        """Load or compile code for decoders. Block, for a minute at the first use on a machine."""
         ...
 
     def new_decoder(

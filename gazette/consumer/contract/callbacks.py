@@ -1,8 +1,8 @@
 """Checks that refuse callbacks of the wrong kind, such as coroutine functions.
 
-Callbacks are plain functions, called on the shard's thread. A call of a coroutine or generator
-function runs nothing of its body: messages would be lost, and the checkpoint would pass them.
-`require_callbacks` refuses such functions when the application starts. `require_none` refuses a result.
+Callbacks are plain functions, called on the shard's thread. A call of a coroutine or generator function
+runs no line of its body: messages would be lost, and the checkpoint would pass them. So `require_callbacks`
+refuses these functions when the application starts. `require_none` refuses their results.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _HINT: Final = (
 
 
 class ApplicationFailed(GazetteError):
-    """Error of an application's callback: its shard fails. ``__cause__`` is what the callback raised."""
+    """Error of an application's callback: its shard fails. ``__cause__`` is the callback's exception."""
 
     default_hint = (
         "Correct the application and restart it; nothing of the failed transaction took "
@@ -57,9 +57,9 @@ class ApplicationFailed(GazetteError):
 
 
 def application_failed(callback: str, error: BaseException, **facts: Any) -> ApplicationFailed:
-    """Return the error for what a callback raised. The error names the line of the user's code.
+    """Return the error for the exception of a callback. The error names the line of the user's code.
 
-    Cut our calls from the traceback of ``error``: it then begins with the user's code.
+    Cut our own calls from the traceback of ``error``, so that it begins with the user's code.
     """
     text = f"{callback} raised {type(error).__name__}"
     detail = error_text(error)
@@ -72,7 +72,7 @@ def application_failed(callback: str, error: BaseException, **facts: Any) -> App
 
 
 def require_callbacks(application: Any) -> None:
-    """Raise ``Invalid`` for a callback of the wrong kind, and for one that nothing would call."""
+    """Raise ``Invalid`` for a callback that is no plain function, and for one that nothing would call."""
     if hasattr(application, "consume_table") and not hasattr(application, "table_meta"):
         raise Invalid(
             f"{type(application).__name__} defines consume_table, which nothing would call",
@@ -104,9 +104,9 @@ def require_instance(callback: str, value: object, kind: type, methods: Sequence
 
 
 def require_none(callback: str, result: object, **facts: Any) -> None:
-    """Raise ``ApplicationFailed`` unless ``result`` is None, for a callback that returns nothing.
+    """Raise ``ApplicationFailed`` unless ``result``, of a callback that returns nothing, is None.
 
-    Close a coroutine or generator first, and cancel a future of ``concurrent.futures``.
+    Before that, close a coroutine or generator, and cancel a future of ``concurrent.futures``.
     """
     if result is None:
         return
@@ -134,7 +134,7 @@ def require_result(callback: str, result: Any, **facts: Any) -> Any:
 
 
 def require_plain(function: Callable[..., Any], parameters: Sequence[str]) -> None:
-    """Raise ``Invalid`` unless a function is plain, and can be called with these arguments."""
+    """Raise ``Invalid`` unless a function is plain and takes these parameters."""
     name = f"{function.__module__}.{function.__qualname__}"
     _require_kind(function, name, ())
     _require_parameters(function, name, parameters)
@@ -157,8 +157,8 @@ def _require_parameters(callback: Any, full_name: str, expected: Sequence[str]) 
 
 
 def _require(owner: Any, name: str, allowed: tuple[str, ...] = ()) -> None:
-    """Check kind and parameters of a callback, if ``owner`` has it. Raise ``Invalid`` for a kind that is
-    neither plain nor ``allowed``, and for other parameters."""
+    """Check a callback, if ``owner`` has it. Raise ``Invalid`` for wrong parameters, and unless it is a plain
+    function or of a kind in ``allowed``."""
     if not hasattr(type(owner), name) and not hasattr(owner, name):
         return
     owner_type = type(owner)
@@ -197,7 +197,7 @@ def _is_method_of(callback: Any, layer: Any) -> bool:
 
 
 def _function_kind(function: Any) -> str | None:
-    """Return the kind of a function of which a call runs nothing; None for a plain function."""
+    """Return the kind of a function that does not run when it is called; None for a plain function."""
     if inspect.iscoroutinefunction(function):
         return "a coroutine function"
     if inspect.isasyncgenfunction(function):
@@ -226,7 +226,7 @@ def _layers(callback: Any) -> Iterator[Any]:
 
 
 def _is_lazy(result: Any) -> bool:
-    """Return True for a result whose work is still to be done: a coroutine, a generator, or a future."""
+    """Return True for a result that has still to run: a coroutine, a generator, or a future."""
     return (
         inspect.isawaitable(result)
         or inspect.isgenerator(result)
@@ -236,7 +236,7 @@ def _is_lazy(result: Any) -> bool:
 
 
 def _close(result: Any) -> None:
-    """Close an object that nothing runs. Otherwise Python would warn of it later."""
+    """Close a coroutine or the like that nothing will run. Otherwise Python would warn of it later."""
     if inspect.iscoroutine(result) or inspect.isgenerator(result):
         result.close()
     elif isinstance(result, concurrent.futures.Future):

@@ -1,8 +1,8 @@
 """The cause of an error: the message that was consumed, or the store.
 
-A poison policy may skip a message only if the message is to blame. Otherwise a lock time-out, a
-deadlock or a lost connection would drop good messages, one after the other. So the store classifies
-an error before the policy is asked. An unknown error is never blamed on the message.
+A poison policy may skip a message only if the message causes the error. Otherwise a lock time-out, a
+deadlock or a lost connection would drop good messages, one after the other. So the store classifies an
+error before the policy decides. The message never counts as the cause of an unknown error.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ class ErrorCause(enum.Enum):
     MESSAGE = "message"
     """The message: each delivery of it raises the same error."""
     TRANSIENT = "transient"
-    """The store, at this time: another attempt may succeed."""
+    """The store, for some time: another attempt may succeed."""
     ABORTED = "aborted"
-    """The store: it has rolled the transaction back in favour of another one. A repetition succeeds."""
+    """The store, which has rolled the transaction back in favour of another. A repetition succeeds."""
     STORE = "store"
     """The store or its schema, or an unknown cause."""
 
 
 def passes_through(error: BaseException) -> bool:
-    """Return True for a `GazetteError` other than ``InvalidValue``. No policy covers it, except
+    """Return True for a `GazetteError` other than ``InvalidValue``. Of these errors, a policy covers only
     `UnusableTime`."""
     return isinstance(error, GazetteError) and not isinstance(error, InvalidValue)
 
@@ -41,8 +41,8 @@ def passes_through(error: BaseException) -> bool:
 def cause_of(error: BaseException, classify: Callable[[Exception], ErrorCause]) -> ErrorCause:
     """Return the cause of an exception. ``classify`` is `Store.classify_error`.
 
-    Classify the exception and all exceptions that led to it. Return `ErrorCause.MESSAGE` only if all of
-    them blame the message.
+    Classify the exception and all exceptions that led to it. Return `ErrorCause.MESSAGE` only if each of
+    them has this cause.
     """
     for link in chain_of(error):
         cause = _cause(link, classify)
@@ -52,13 +52,13 @@ def cause_of(error: BaseException, classify: Callable[[Exception], ErrorCause]) 
 
 
 def is_aborted(error: BaseException, classify: Callable[[Exception], ErrorCause]) -> bool:
-    """Return True if the cause of an exception, or of one that led to it, is `ErrorCause.ABORTED`."""
+    """Return True if an exception, or any exception that led to it, has the cause `ErrorCause.ABORTED`."""
     return any(_cause(link, classify) is ErrorCause.ABORTED for link in chain_of(error))
 
 
 def chain_of(error: BaseException) -> Iterator[BaseException]:
-    """Yield an exception, its cause or else its context, and so on: at most 32 exceptions. The exceptions of
-    a group led to the group."""
+    """Yield an exception, its cause or else its context, and so on: at most 32 exceptions. For a group,
+    yield its exceptions, too: they led to the group."""
     waiting = [error]
     for _ in range(_CHAIN_MAX):
         if not waiting:
@@ -73,8 +73,8 @@ def chain_of(error: BaseException) -> Iterator[BaseException]:
 
 
 def _cause(error: BaseException, classify: Callable[[Exception], ErrorCause]) -> ErrorCause:
-    """Return the cause of one exception alone. Only exceptions that are neither ours nor the system's are for
-    ``classify``."""
+    """Return the cause of one exception alone. Call ``classify`` only for exceptions that are neither ours
+    nor the system's."""
     match error:
         case Invalid() | NotAllowed() | NotFound() | UnusableTime():
             return ErrorCause.MESSAGE
@@ -86,11 +86,11 @@ def _cause(error: BaseException, classify: Callable[[Exception], ErrorCause]) ->
             return ErrorCause.TRANSIENT
         case Exception():
             return classify(error)
-    return ErrorCause.STORE  # Outside of ``Exception``, such as SystemExit.
+    return ErrorCause.STORE  # No ``Exception``, but for example SystemExit.
 
 
 def error_text(error: BaseException) -> str:
-    """Return an error's text and hint for operators: bounded and valid UTF-8, so that etcd can store it."""
+    """Return text and hint of an error for operators: short enough for etcd, and valid UTF-8."""
     try:
         text = str(error)
     except Exception:  # noqa: BLE001 - a foreign __str__
@@ -98,7 +98,7 @@ def error_text(error: BaseException) -> str:
     text = text or type(error).__name__
     hint = getattr(error, "hint", "")
     text = f"{text}\n{hint}" if hint else text
-    # Names of files may hold surrogates, which protobuf refuses.
+    # Names of files may hold lone surrogates, which protobuf refuses.
     text = text.encode("utf-8", "backslashreplace").decode()
     return text if len(text) <= ERROR_CHARS_MAX else text[:ERROR_CHARS_MAX] + " ...[truncated]"
 

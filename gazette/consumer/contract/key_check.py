@@ -1,4 +1,4 @@
-"""The check that messages belong to the shard that reads them: their keys map to its partition."""
+"""Check that messages belong to the shard that reads them: their keys must map to its partition."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ class KeyPlace:
     """Number of the partition."""
     partitions: int
     key_of: Callable[[Any], CanonicalKey]
-    """Function from a message to its key. Raises ``Invalid`` for no key, and errors of a user's function."""
+    """Function from a message to its key. Raises ``Invalid`` for no key, and errors of the application."""
     mapping: Mapping[Any]
     """Mapping of messages to the partitions of the source."""
     policy: MisplacedPolicy = "count"
     encoding: KeyEncoding = ANY
     attribute: str = ""
-    """Attribute of the message that is its key: equal values have equal keys. Empty: call `key_of`."""
+    """Attribute of the message that is its key, if equal values have equal keys. Empty: call `key_of`."""
 
     @property
     def is_text(self) -> bool:
@@ -71,7 +71,7 @@ class KeyCheck:
             if self._owns_all(batch):
                 return []
             values = list(map(self._read_value, batch))
-            # If all keys of a batch were seen before, one set operation is enough.
+            # If all values of a batch are known to belong here, one set operation is enough.
             if self._own_values.issuperset(values):
                 return []
             is_own = self._own_mask(values)
@@ -103,7 +103,7 @@ class KeyCheck:
     def _own_mask(self, values: list[Any]) -> Any:
         """Return an array of bool: True for each value whose key belongs to the partition."""
         if self.place.is_text and set(map(type, values)) == {str}:
-            # To hash all texts at once takes less time than to look for the known ones.
+            # Hashing all texts at once is faster than looking up which texts are known.
             return self._partition_numbers(values) == self.place.number
         unknown_values = list({*values} - self._own_values)
         keys: list[Any] = [self._encoded(value) for value in unknown_values]
@@ -119,7 +119,7 @@ class KeyCheck:
         return fnv32a_of_all(keys) % np.uint32(self.place.partitions)
 
     def _misplaced_singly(self, batch: Sequence[Envelope[Any]]) -> list[int]:
-        """Return the result of `misplaced` by a look at each message. Leave acknowledgements out."""
+        """Return the result of `misplaced`, checking message by message. Leave acknowledgements out."""
         positions = []
         for position, envelope in enumerate(batch):
             if envelope.flags == ACK_TXN:
@@ -170,7 +170,7 @@ class KeyChecks:
         self._checks: dict[str, KeyCheck | None] = {}
 
     def of(self, journal: str) -> KeyCheck | None:
-        """Return the check of a source; None if messages of every key belong into it."""
+        """Return the check of a source; None if messages with any key belong to it."""
         if journal not in self._checks:
             place = self._place_of(journal)
             self._checks[journal] = None if place is None else KeyCheck(place)
@@ -195,5 +195,5 @@ class KeyChecks:
 
 
 def values_have_keys(encoding_name: str) -> bool:
-    """Return True if equal values have equal keys under an encoding: then sets may hold values, not keys."""
+    """Return True if equal values have equal keys under an encoding, so that sets may hold values."""
     return ANY.name not in encoding_name

@@ -1,9 +1,9 @@
 """The choice for messages that a shard cannot consume: fail, or skip them as dead letters.
 
-A *poison message* does not decode, or ``consume_message`` raises an error at each of its deliveries.
+A *poison message* does not decode, or ``consume_message`` raises an error at each delivery of it.
 By default the shard fails, and later messages wait. No message is lost, and an operator has to act.
-With a `PoisonPolicy` the message is skipped: its bytes and the error are published to a dead-letter
-journal, in the transaction that skips the message. So a dead letter commits exactly once, together with a
+With a `PoisonPolicy` the shard skips the message. In the same transaction, the shard publishes the message's
+bytes and the error to a dead-letter journal. So a dead letter commits exactly once, together with a
 checkpoint after the message.
 """
 
@@ -31,16 +31,16 @@ LIMIT_LABEL: Final = "consumer.gazette.dev/poison-limit"
 class PoisonPolicy:
     """Skip poison messages, and publish them to ``dead_letters``.
 
-    That journal must exist, and hold JSON lines; `gazette run` and ``apply`` create it. ``malformed_only``:
-    skip only messages that do not decode, lack their time, or are misplaced; fail the shard on errors of the
-    application. ``limit`` is the greatest number of messages and timers that a shard skips within an hour. A
-    dead letter keeps at most ``raw_bytes_max`` bytes of its message.
+    That journal must exist, and hold JSON lines; `gazette run` and ``apply`` create it. With
+    ``malformed_only``, skip only messages that do not decode, lack their time, or are misplaced; errors of
+    the application fail the shard. A shard skips at most ``limit`` messages and timers within an hour. A dead
+    letter keeps at most ``raw_bytes_max`` bytes of its message.
 
     ``errors`` are the types of the application's exceptions that make a message poison. `UnusableTime` is
-    always one of them: the application asked a message for a time that the message lacks. These exceptions
+    always among them: the application asked a message for a time that the message lacks. These exceptions
     never make a message poison: a `GazetteError` other than ``InvalidValue`` (a lost database, a fenced
-    shard), ``MemoryError``, ``OSError``, exceptions outside ``Exception``, and errors that the store does
-    not blame on the message (`Store.classify_error`).
+    shard), ``MemoryError``, ``OSError``, exceptions outside ``Exception``, and errors whose cause is the
+    store (`Store.classify_error`).
     """
 
     dead_letters: JournalName
@@ -61,8 +61,8 @@ class PoisonPolicy:
 
     @classmethod
     def of_labels(cls, labels: LabelSet) -> PoisonPolicy | None:
-        """Return the policy of a shard's labels; None to fail. Raise ``Invalid`` for labels that name no
-        policy."""
+        """Return the policy that a shard's labels name; None if the shard is to fail. Raise ``Invalid`` for
+        an unknown policy."""
         value = labels.value_of(POISON_LABEL) or "fail"
         if value == "fail":
             return None
@@ -90,7 +90,7 @@ class PoisonPolicy:
 
 
 class DeadLetter(Message):
-    """A message that was skipped, as a dead-letter journal holds it."""
+    """A skipped message, in a dead-letter journal."""
 
     shard: str = ""
     """Id of the shard that skipped the message."""
@@ -107,14 +107,14 @@ class DeadLetter(Message):
     error: str = ""
     """Text of the error."""
     raw: bytes = b""
-    """The frame as it stands in the journal; base64 in JSON. Empty if its bytes were deleted, or if a
-    `MessageProducer` brought the message."""
+    """The frame in the journal, with its header or newline; base64 in JSON. Empty if its bytes were deleted,
+    or if a `MessageProducer` brought the message."""
     cut: bool = False
     """True if ``raw`` is only the beginning of the frame."""
 
 
 class DeadTimer(DeadLetter):
-    """A timer that was skipped, as a dead-letter journal holds it. ``raw`` is the timer's payload."""
+    """A skipped timer, in a dead-letter journal. ``raw`` is the timer's payload."""
 
     timer: str = ""
     """Key of the timer."""

@@ -1,4 +1,4 @@
-"""Applies a declaration to a running cluster: lists specifications, and puts missing or changed ones."""
+"""Apply a declaration to a running cluster: list specifications, and put missing or changed ones."""
 
 from __future__ import annotations
 
@@ -54,15 +54,15 @@ async def changes_needed(
 
 
 async def fitted(settings: SpecSettings, brokers: Client) -> SpecSettings:
-    """Return settings with as many replicas as the brokers can hold, at most `REPLICAS_MAX`; with so many if
-    the number of brokers is not known. Call it if the user has not given the replication."""
+    """Return settings with a replica for each broker, at most `REPLICAS_MAX`. If the number of brokers is not
+    known, use `REPLICAS_MAX`. Call this if the user has not given the replication."""
     count = await broker_count(brokers)
     replication = REPLICAS_MAX if count is None else max(1, min(count, REPLICAS_MAX))
     return replace(settings, replication=replication)
 
 
 async def warnings_of(changes: DeclaredChanges, brokers: Client) -> list[str]:
-    """Return warnings about the replication of journals that are put."""
+    """Return warnings about the replication of the journals to put."""
     replications = {change.spec.replication for change in changes.journals}
     count = await broker_count(brokers) if replications else None
     if count is None:
@@ -86,7 +86,7 @@ async def warnings_of(changes: DeclaredChanges, brokers: Client) -> list[str]:
 
 
 async def require_healthy(brokers: Client, changes: DeclaredChanges) -> None:
-    """Raise ``Unavailable`` if brokers cannot use a store of journals that are put."""
+    """Raise ``Unavailable`` if brokers cannot use a store of the journals to put."""
     stores = {store for put in changes.journals for store in put.spec.fragment.stores}
     for store in sorted(stores):
         if problem := await brokers.fragment_store_health(store):
@@ -103,7 +103,7 @@ async def _listed(
     brokers: Client,
     shards: tuple[ListedShard, ...],
 ) -> list[ListedJournal]:
-    """Return the journals that the declaration or a shard names, and all in the directories of their logs."""
+    """Return the journals that the declaration names, and all journals in directories of recovery logs."""
     selectors = [declared.selector for declared in declaration.journals]
     selectors += [LabelSelector.of(name=name) for name in declaration.dead_letters]
     logs = {spec.name for spec in log_specs(declaration, settings)}
@@ -122,11 +122,11 @@ async def put_declared(
     brokers: Client,
     members: ShardClient | None = None,
 ) -> DeclaredChanges:
-    """Put the journals of the changes that ``find`` returns, and the shards if there are ``members``.
+    """Put the journals of the changes that ``find`` returns, and with ``members`` also the shards.
 
     If another program changes the same journals or shards meanwhile, call ``find`` again. Return the changes
-    of the last call. Raise ``Conflict`` after `_ATTEMPTS` attempts. Cancellation may leave some changes
-    applied: the next run finds the changes that are left.
+    of the last call. Raise ``Conflict`` after `_ATTEMPTS` attempts. A cancellation may leave some changes
+    applied: the next call finds the other changes.
     """
     for attempt in range(_ATTEMPTS):
         changes = await find()
@@ -144,7 +144,7 @@ async def put_declared(
 
 
 async def _put(changes: DeclaredChanges, brokers: Client, members: ShardClient | None) -> None:
-    """Put journals, and then shards. Raise ``Conflict`` if one of them has changed since it was listed."""
+    """Put journals, and then shards. Raise ``Conflict`` if any of them has changed since it was listed."""
     if changes.journals:
         journals = [
             JournalChange(upsert=put.spec, expect_mod_revision=put.revision)

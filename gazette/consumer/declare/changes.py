@@ -1,7 +1,7 @@
-"""The changes that bring a cluster to what a declaration says. No journal or shard is ever deleted. No IO.
+"""The changes that make a cluster match a declaration. They delete no journal or shard. No IO.
 
-Missing journals and shards are created. Existing ones change only the fields that the declaration, or a given
-setting, determines. Other fields, which an operator may have set, stay.
+Missing journals and shards are created. In existing ones, only fields that the declaration or a given setting
+determines are changed. Other fields, which an operator may have set, stay.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ PAGE: Final = "docs/declaring.md"
 
 
 class ExistingJournal(Protocol):
-    """An existing journal: `gazette.client.journals.ListedJournal`."""
+    """An existing journal, such as a `gazette.client.journals.ListedJournal`."""
 
     @property
     def spec(self) -> JournalSpec: ...
@@ -55,7 +55,7 @@ class ExistingJournal(Protocol):
 
 
 class ExistingShard(Protocol):
-    """An existing shard: `gazette.client.shards.ListedShard`."""
+    """An existing shard, such as a `gazette.client.shards.ListedShard`."""
 
     @property
     def spec(self) -> ShardSpec: ...
@@ -65,12 +65,12 @@ class ExistingShard(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DeclaredChange(Generic[SpecT]):
-    """One specification to put. ``revision`` is the revision that it replaces; 0 to create it."""
+    """One specification to put. It replaces the revision ``revision``, or is created if that is 0."""
 
     spec: SpecT
     revision: Revision
     text: str
-    """Description of the change, as users read it."""
+    """Description of the change for users."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class DeclaredChanges:
     """Number of journals and shards that need no change."""
 
     def lines(self, *, shards: bool = True) -> list[str]:
-        """Return a line for each change, and a last line for all that stays. ``shards``: include shards."""
+        """Return a line for each change (``shards``: also of shards), and a last line for all that stays."""
         lines = [_line("journal", change.spec.name, change) for change in self.journals]
         if shards:
             lines += [_line("shard", change.spec.id, change) for change in self.shards]
@@ -102,10 +102,10 @@ def changes_of(
 ) -> DeclaredChanges:
     """Return the changes that a cluster with these journals and shards needs.
 
-    ``given`` names the fields of ``settings`` that the user has given: these also change existing
-    specifications. Other fields apply to new specifications only. ``more_partitions`` permits more partitions
-    of journals with keys. ``changed_key`` permits another key. Raise ``NotAllowed`` for refused changes, and
-    ``Conflict`` if the log of an existing shard is absent.
+    ``given`` names the fields of ``settings`` that the user has given, which also change existing
+    specifications. All other fields apply to new specifications only. ``more_partitions`` permits more
+    partitions of journals with keys. ``changed_key`` permits another key. Raise ``NotAllowed`` for refused
+    changes, and ``Conflict`` if the log of an existing shard is absent.
     """
     existing = {journal.spec.name: journal for journal in journals}
     existing_shards = {shard.spec.id: shard for shard in shards}
@@ -114,8 +114,8 @@ def changes_of(
     published = {output.name for output in declaration.outputs}
     for declared in declaration.journals:
         _check_count(declared, existing, more_partitions)
-        # Remove a key only from journals that this application publishes to, or whose key it has declared.
-        # Other sources keep the key of the application that publishes to them.
+        # Remove a key only from journals to which this application publishes, or whose key it has declared.
+        # Any other source keeps the key that its publishing application has declared.
         drops_key = declared.key is None and (
             declared.name in published or _has_declared(declared, existing, MESSAGE_KEY)
         )
@@ -136,7 +136,7 @@ def changes_of(
         shard_change = _shard_change(wanted, current_shard, given)
         shard_changes += [shard_change] if shard_change is not None else []
         unchanged += shard_change is None
-        # An existing shard keeps its log, whatever the log's name: its state is there.
+        # An existing shard keeps its log, even under another name: the log has its state.
         log = wanted.recovery_log if current_shard is None else current_shard.spec.recovery_log
         if log and log not in existing and current_shard is not None:
             raise _lost_log(wanted.id, log)
@@ -159,9 +159,8 @@ def _check_count(
 ) -> None:
     """Raise ``NotAllowed`` if the cluster has more partitions than declared, or partitions of other names.
 
-    Raise it, too, if it has some but fewer, and a key is declared, unless ``more_partitions``: keys would
-    move.
-    """
+    Raise ``NotAllowed`` also if the cluster has fewer partitions (but some) and a key is declared, unless
+    ``more_partitions``: keys would move."""
     present = partitions_of(declared, existing)
     count, wanted = len(present), declared.partitions
     foreign = sorted(set(present) - set(declared.journals))
@@ -193,7 +192,7 @@ def _check_key(declared: DeclaredJournals, existing: Mapping[str, ExistingJourna
     for name in partitions_of(declared, existing):
         labels = existing[name].spec.labels
         former, wanted = KeyRule.of_labels(labels), declared.key
-        # Journals that an older version has created have no labels.
+        # Journals that an older version has created have no such labels.
         if former is None and not labels.values_of(MESSAGE_PARTITIONS):
             continue
         if _mapped_by(former) == _mapped_by(wanted):
@@ -223,7 +222,7 @@ def _journal_change(
     drops_key: bool,
 ) -> DeclaredChange[JournalSpec] | None:
     """Return the change of a partition; None if it needs no change. Raise ``NotAllowed`` if its messages
-    could not be read any more: by another content type, or another place of the UUID."""
+    could not be read any more, since the content type or the place of the UUID differs."""
     if current is None:
         return DeclaredChange(wanted, 0, _new_journal(wanted))
     spec = current.spec
@@ -272,10 +271,10 @@ def _difference(
 
 
 def _check_uuid_place(declared: DeclaredJournals, spec: JournalSpec) -> None:
-    """Raise ``NotAllowed`` for another place of the UUID: present messages do not have their UUID there."""
+    """Raise ``NotAllowed`` for a new place of the UUID: present messages have their UUID in another place."""
     former, wanted = spec.labels.value_of(MESSAGE_UUID) or "", declared.uuid or DEFAULT_PLACE
     if not former and declared.names_uuid and spec.labels.value_of(MESSAGE_TYPE):
-        former = DEFAULT_PLACE  # Older versions had only this place.
+        former = DEFAULT_PLACE  # Older versions knew only this place.
     if not former or former == wanted:
         return
     raise NotAllowed(
@@ -289,17 +288,16 @@ def _check_uuid_place(declared: DeclaredJournals, spec: JournalSpec) -> None:
 def _has_declared(
     declared: DeclaredJournals, existing: Mapping[str, ExistingJournal], label: str
 ) -> bool:
-    """Return True if a declaration of this application has set a label of the journals."""
+    """Return True if an earlier declaration of this application has set ``label`` of the journals."""
     names = partitions_of(declared, existing)
     record = declared.record_of(label)
     return any(record in existing[name].spec.labels.values_of(DECLARED_BY) for name in names)
 
 
 def _labels(declared: DeclaredJournals, labels: LabelSet, *, drops_key: bool) -> LabelSet:
-    """Return ``labels`` with the declared labels. With ``drops_key``, remove the key, whichever application
-    has declared it. Without a declared time, remove one that only this application has declared.
-
-    Keep all other labels.
+    """Return ``labels`` with the declared labels. With ``drops_key``, remove the key, even one that another
+    application has declared. If no time is declared now, remove a time that only this application has
+    declared. Keep all other labels.
     """
     if drops_key:
         labels = _without_records(labels, _records_of(labels, MESSAGE_KEY))
@@ -309,15 +307,15 @@ def _labels(declared: DeclaredJournals, labels: LabelSet, *, drops_key: bool) ->
     for label in declared.labels.labels:
         if label.name == DECLARED_BY:
             labels = labels.with_added(label.name, label.value)
-        # The number of partitions matters for a key only. Without one, keep it current, but do not add it.
+        # The number of partitions matters only for a key. Without a key, update the label, but do not add it.
         elif label.name != MESSAGE_PARTITIONS or declared.key or labels.values_of(label.name):
             labels = labels.with_value(label.name, label.value)
     return labels
 
 
 def _without_time(declared: DeclaredJournals, labels: LabelSet) -> LabelSet:
-    """Return ``labels`` without a time that only this application has declared. If others declare it too,
-    remove only the record of this application."""
+    """Return ``labels`` without a time that only this application has declared. If another application has
+    declared the time, too, remove only the record of this application."""
     own_record, records = declared.record_of(MESSAGE_TIME), _records_of(labels, MESSAGE_TIME)
     if own_record not in records:
         return labels
@@ -326,7 +324,7 @@ def _without_time(declared: DeclaredJournals, labels: LabelSet) -> LabelSet:
 
 
 def _records_of(labels: LabelSet, label: str) -> list[str]:
-    """Return the values of `DECLARED_BY` by which applications have declared a label."""
+    """Return the values of `DECLARED_BY` that say which applications have declared a label."""
     name = f"/{label.rpartition('/')[2]}"
     return [value for value in labels.values_of(DECLARED_BY) if value.endswith(name)]
 
@@ -345,14 +343,14 @@ _FRAGMENT_FIELDS: Final = {
     "flush_interval_ns": "flush_interval_ns",
     "refresh_interval_ns": "refresh_interval_ns",
 }
-"""Fields of `FragmentSpec`, by the fields of `SpecSettings` for them."""
+"""Fields of `FragmentSpec`, by the corresponding fields of `SpecSettings`."""
 
 
 def _shard_change(
     wanted: ShardSpec, current: ExistingShard | None, given: Collection[str]
 ) -> DeclaredChange[ShardSpec] | None:
     """Return the change of a shard; None if it needs no change. Raise ``NotAllowed`` if the shard would lose
-    a source, or its state because it gets or loses a recovery log."""
+    a source. Raise it also if the shard would get or lose a recovery log, and so lose its state."""
     if current is None:
         names = ", ".join(source.journal for source in wanted.sources)
         return DeclaredChange(wanted, 0, f"reads {names}; {wanted.hot_standbys} hot standbys")
@@ -385,7 +383,7 @@ def _shard_change(
 
 
 def _check_shards(declaration: Declaration, held: Mapping[str, ExistingShard]) -> None:
-    """Raise ``NotAllowed`` for another shard that reads the same messages: two shards would count them."""
+    """Raise ``NotAllowed`` if a shard of another name reads a source: two shards would consume it."""
     declared = {f"shard-{index:03d}" for index in range(declaration.shards)}
     journals = {name for source in declaration.sources for name in source.journals}
     for name, shard in sorted(held.items()):
@@ -433,7 +431,7 @@ _SHOWN: Final = {
     "retention_ns": "retention",
     "flush_interval_ns": "flush interval",
 }
-"""Names of fields of `FragmentSpec`, as users read them."""
+"""Names of fields of `FragmentSpec` for users."""
 
 
 def _shard_difference(before: ShardSpec, after: ShardSpec) -> str:

@@ -57,25 +57,25 @@ class DeclaredJournals(msgspec.Struct, frozen=True):
     name: str
     partitions: int
     key: KeyRule | None
-    """The rule that maps equal keys to the same partition. None without a key."""
+    """The rule that maps equal keys to the same partition. None if no key is declared."""
     content_type: str
     message_type: str
     """Value of the label `MESSAGE_TYPE`."""
     retention_ns: int
     """Age in nanoseconds from which fragments may be pruned; 0 keeps everything."""
     uuid: str = ""
-    """Value of the label `MESSAGE_UUID`. Empty: the field ``uuid``, or messages without a UUID."""
+    """Value of the label `MESSAGE_UUID`. Empty for the field ``uuid``, and for messages without a UUID."""
     names_uuid: bool = False
     """True if ``uuid`` or ``gazette_uuid`` names the place; False if the type has only a field ``uuid``."""
     message_time: str = ""
-    """Value of the label `MESSAGE_TIME`. Empty: the time is the clock of the publisher."""
+    """Value of the label `MESSAGE_TIME`. Empty if the time is the clock of the publisher."""
     application: str = ""
-    """Name of the application, in the form for labels and names of journals."""
+    """Name of the application, with only characters that labels and names of journals may have."""
 
     @property
     def labels(self) -> LabelSet:
-        """Labels of the journals. Each has one value, except `DECLARED_BY`: that has a value for each label
-        that a later declaration may remove."""
+        """Labels of the journals. Each label has one value, except `DECLARED_BY`, which has a value for each
+        label that a later declaration may remove."""
         key = () if self.key is None else self.key.labels
         uuid = ((MESSAGE_UUID, self.uuid),) if self.uuid else ()
         time = ((MESSAGE_TIME, self.message_time),) if self.message_time else ()
@@ -91,7 +91,7 @@ class DeclaredJournals(msgspec.Struct, frozen=True):
         )
 
     def record_of(self, label: str) -> str:
-        """Return the value of `DECLARED_BY` that says that this application has declared ``label``."""
+        """Return the value of `DECLARED_BY` for a ``label`` that this application has declared."""
         return f"{self.application}/{label.rpartition('/')[2]}"
 
     @property
@@ -115,7 +115,7 @@ class Declaration(msgspec.Struct, frozen=True):
     recovery_logs: bool = True
     """False for stores that are durable without a log, such as ``SQLStore``."""
     dead_letters: tuple[str, ...] = ()
-    """Dead-letter journals of the shards' poison policies, except sources and outputs."""
+    """Dead-letter journals of the shards' poison policies, if they are neither sources nor outputs."""
 
     @property
     def shards(self) -> int:
@@ -124,7 +124,7 @@ class Declaration(msgspec.Struct, frozen=True):
 
     @property
     def slug(self) -> str:
-        """Name of the application in the form for journal names and keys of etcd."""
+        """Name of the application, with only characters that journal names and keys of etcd may have."""
         return _slug(self.application)
 
     @property
@@ -192,13 +192,13 @@ def shards_of(declaration: Declaration) -> list[ShardSpec]:
 
 
 def _dead_letters(application: Any, declaration: Declaration) -> tuple[str, ...]:
-    """Return the dead-letter journals of the shards' poison policies, without sources and outputs."""
+    """Return the dead-letter journals of the shards' poison policies, except sources and outputs."""
     names = set()
     for spec in shards_of(declaration):
         try:
             policy = application.poison_policy(_DeclaredShard(spec))
         except Exception as error:  # noqa: BLE001 - of the application
-            # The method may need what `initialize` makes. The shard calls it again, after `initialize`.
+            # The method may need objects that `initialize` makes. The shard calls it again later.
             log.warning(
                 "a dead-letter journal that does not exist is not created, since poison_policy fails "
                 "before the application is initialized: %(error)r",
@@ -239,7 +239,7 @@ def _time_label(declared: Source[Any] | Output[Any]) -> str:
 def _check_whole(
     sources: Sequence[Source[Any]], outputs: Sequence[Output[Any]], application: Any
 ) -> None:
-    """Raise ``Invalid`` without sources, and for sources and outputs that contradict each other."""
+    """Raise ``Invalid`` if there are no sources, or if sources and outputs contradict each other."""
     owner = type(application).__qualname__
     if not sources:
         if isinstance(application, MessageProducer):
@@ -282,8 +282,8 @@ def _check_same(source: Source[Any], output: Output[Any], kind: str) -> None:
 
 
 def _check_nesting(names: Iterable[str], kind: str) -> None:
-    """Raise ``Invalid`` if a declared name is the directory of another one."""
-    # Sorted with a slash after each, a name stands right before the names below it.
+    """Raise ``Invalid`` if a declared name is the directory of another declared name."""
+    # With a slash after each name, sorting puts a directory right before the names in it.
     ordered = sorted(names, key=lambda name: f"{name}/")
     for name, next_name in pairwise(ordered):
         if next_name.startswith(f"{name}/"):

@@ -1,4 +1,4 @@
-"""Types of declared messages: their classes, fields and framing, and partitions with these facts."""
+"""Types of declared messages: classes, fields and content type; and partitions with their message types."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def with_declared(
 
     Any thread may call the function. An error of ``declared`` reaches its caller.
     """
-    # The partitions of the last call, as given and as returned. They are one tuple, so that threads replace
+    # The partitions of the last call, as given and as returned. One tuple holds both, so that threads replace
     # both at once.
     cached = Partitions(()), Partitions(())
 
@@ -58,8 +58,8 @@ def content_type_of(message_type: Any) -> str:
 
 
 def fields_of(message_type: Any) -> tuple[str, ...] | None:
-    """Return the names of the fields of a type, for a union those that all its types have; None if they are
-    unknown."""
+    """Return the names of the fields of a type; for a union, the names that all its types have. Return None
+    if they are unknown."""
     if len(classes := classes_of(message_type)) > 1:
         of_each = [fields_of(cls) for cls in classes]
         known_names = [set(names) for names in of_each if names is not None]

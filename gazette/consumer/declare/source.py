@@ -51,7 +51,7 @@ from gazette.runtime.near_names import near_name
 M = TypeVar("M")
 
 PARTITIONS_MAX: Final = 1000
-"""Greatest number of partitions: their names sort by number up to ``part-999``."""
+"""Greatest number of partitions: up to ``part-999``, their names sort by number."""
 RECOVERY_DIRECTORY: Final = "recovery"
 """Directory of the recovery logs. No declared name may begin with this directory."""
 
@@ -69,18 +69,18 @@ class _Declared(Generic[M]):
     partitions: int = 1
     """Number of journals. Choose it in advance for production: a greater number later moves keys."""
     key: str | Callable[[M], Any] | None = None
-    """Field of the message, or function from a message to its key. For a CSV record: number of a column.
-    Messages with equal keys go to the same partition, in order. None: at random."""
+    """Field of the message, or function from a message to its key. For a CSV record, the number of a column.
+    Messages with equal keys go to the same partition, in order. If None, the partition is random."""
     content_type: str = ""
-    """Framing. Empty: protobuf for protobuf classes, CSV for `CSVRecord`, otherwise lines of JSON."""
+    """Framing. If empty, protobuf for protobuf classes, CSV for `CSVRecord`, otherwise lines of JSON."""
     uuid: str = ""
-    """Place of the UUID in messages: names in JSON, joined by dots, such as ``_meta.uuid``. Empty: the
-    type's ``gazette_uuid``, or else its field ``uuid``."""
+    """Place of the UUID in messages: names in JSON, joined by dots, such as ``_meta.uuid``. If empty, the
+    place is the type's ``gazette_uuid``, or else its field ``uuid``."""
     time: str | Callable[[M], Any] | MessageTime | None = None
-    """Field of the message, or function, with the time of its event: for watermarks, windows and joins.
-    None: the clock of its publisher. Numbers need a `MessageTime`."""
+    """Field of the message, or function, with the time of its event, for watermarks, windows and joins. If
+    None, the time is the clock of the publisher. Numbers need a `MessageTime`."""
     retention: timedelta | None = None
-    """Age of stored fragments from which ``gazctl journals prune`` removes them. None: never."""
+    """Age of stored fragments from which ``gazctl journals prune`` removes them. If None, it removes none."""
 
     def __post_init__(self) -> None:
         """Raise ``Invalid`` with the name of a field that cannot be used."""
@@ -117,7 +117,7 @@ class _Declared(Generic[M]):
 
     @property
     def message_time(self) -> MessageTime | None:
-        """Place of the time in messages. None: the time is the clock of their publisher."""
+        """Place of the time in messages. None if the time is the clock of their publisher."""
         return MessageTime.of(self.time)
 
     @property
@@ -127,7 +127,7 @@ class _Declared(Generic[M]):
 
     @property
     def key_rule(self) -> KeyRule | None:
-        """Rule for keys in the labels of the journals; None without a key."""
+        """Rule for keys in the labels of the journals; None if no key is declared."""
         if (field := self._key_field) is not None:
             return KeyRule.of_field(field.name, field.encoding, self.partitions)
         return KeyRule.of_function(self.key, self.partitions) if callable(self.key) else None
@@ -141,7 +141,7 @@ class _Declared(Generic[M]):
     def key_of(self, message: M) -> CanonicalKey:
         """Return the key of a message, encoded for hashing.
 
-        Raise ``Invalid`` without a declared key, for a message of another type, or for a value that cannot
+        Raise ``Invalid`` if no key is declared, for a message of another type, and for a value that cannot
         be a key. An error of the key's function reaches the caller.
         """
         value = self._key_value(message)
@@ -154,9 +154,9 @@ class _Declared(Generic[M]):
             raise field.named(error) from error
 
     def partition_of_key(self, value: Any) -> str:
-        """Return the journal to which messages with a value of the key belong.
+        """Return the journal to which messages with the key ``value`` belong.
 
-        Raise ``Invalid`` without a declared key, or for a value that cannot be a key.
+        Raise ``Invalid`` if no key is declared, or for a value that cannot be a key.
         """
         self._read_key  # noqa: B018 - it raises without a key.
         return self.journals[hash_of_key(self.key_encoding.encode(value)) % self.partitions]
@@ -165,19 +165,19 @@ class _Declared(Generic[M]):
         try:
             return self._read_key(message)
         except Exception:
-            # For a message of another type, raise the error that names its type, not a missing attribute.
+            # For a message of another type, raise an error about its type, not about a missing attribute.
             self._partition(self.name).require_type(type(message))
             raise
 
     def mapping(
         self, partitions: PartitionsFunc | None = None, rng: random.Random | None = None
     ) -> Mapping[M]:
-        """Return the mapping of messages to partitions: by the key, or at random without one.
+        """Return the mapping of messages to partitions: by the key, or at random if no key is declared.
 
         Publishers raise ``Invalid`` for a message of another type. Sources with the same number of partitions
-        map equal keys to partitions of the same number: so one shard reads all of them. ``partitions``
-        returns the existing partitions, as ``service.partitions`` does; None: the declared partitions.
-        ``rng`` defaults to the operating system's.
+        map equal keys to partitions of the same number, so that one shard reads all of them. ``partitions``
+        returns the existing partitions, as ``service.partitions`` does. If it is None, use the declared
+        partitions. ``rng`` is by default that of the operating system.
         """
         if partitions is None:
             declared = Partitions(map(self._partition, self.journals))
@@ -198,7 +198,7 @@ class _Declared(Generic[M]):
         field = self._key_field
         if field is None:
             return modulo_mapping(partitions, self.key_of)
-        # A key that is a text needs no encoding: the mapping is then fastest.
+        # A key that is a text needs no encoding, which makes the mapping faster.
         key = self._key_value if field.encoding is TEXT else self.key_of
         return modulo_mapping(partitions, key, field.encoding)
 
@@ -214,7 +214,7 @@ class _Declared(Generic[M]):
         return partition.with_uuid(self.uuid)._replace(message_types=self.message_types, time=time)
 
     def __set_name__(self, owner: type, _name: str) -> None:
-        """Answer by this declaration what the class does not answer by a method of its own."""
+        """Give ``owner`` methods that answer from its declarations, if it has not defined them itself."""
         if getattr(owner, "uuid_place_of", None) is Application.uuid_place_of:
             setattr(owner, "uuid_place_of", _declared_uuid)  # noqa: B010
 
@@ -238,7 +238,7 @@ class _Declared(Generic[M]):
             )
 
     def _check_partitions(self) -> None:
-        # Callers without a type checker may give anything. True is an int, but not a number.
+        # Callers without a type checker may give any value. True is an int, but no number of partitions.
         count: Any = self.partitions
         valid = isinstance(count, int) and not isinstance(count, bool)
         if not (valid and 1 <= count <= PARTITIONS_MAX):
@@ -270,7 +270,7 @@ class _Declared(Generic[M]):
 
     @cached_property
     def _key_field(self) -> KeyField | None:
-        """The field that is the key; None for a function, and without a key."""
+        """The field that is the key; None if the key is a function, or if no key is declared."""
         return declared_field(self.message_type, self.key) if isinstance(self.key, str) else None
 
     @cached_property
@@ -350,10 +350,10 @@ class Source(_Declared[M]):
     misplaced: MisplacedPolicy = "count"
     """Policy for a message whose key belongs to another partition.
 
-    - ``count``: consume it, count it and log a warning.
-    - ``fail``: fail, or skip it by the `PoisonPolicy`.
-    - ``republish``: do not consume it, but publish it to its partition in the same transaction. Then tables
-      and other applications see it twice.
+    - ``count``: consume the message, count it and log a warning.
+    - ``fail``: fail the shard, or skip the message if a `PoisonPolicy` says so.
+    - ``republish``: do not consume the message, but publish it to its partition in the same transaction. Then
+      tables and other applications see it twice.
     """
 
     def __post_init__(self) -> None:
@@ -371,7 +371,7 @@ class Source(_Declared[M]):
             )
 
     def key_place(self, journal: str) -> KeyPlace | None:
-        """Return the keys that belong to a partition; None without a key, and for other journals."""
+        """Return the keys that belong to a partition; None if no key is declared, and for other journals."""
         name = split_journal_meta(journal)[0]
         if self.key is None or name not in self.journals:
             return None
@@ -388,7 +388,7 @@ class Source(_Declared[M]):
         )
 
     def __set_name__(self, owner: type, name: str) -> None:
-        # Set the methods on the class: so they apply wherever the class is used, as in an `AppDriver`.
+        # Set the methods on the class, so that they apply in every use of the class, as in an `AppDriver`.
         if getattr(owner, "message_type_of", None) is Application.message_type_of:
             setattr(owner, "message_type_of", _declared_type)  # noqa: B010
         if getattr(owner, "message_time_of", None) is Application.message_time_of:
@@ -414,12 +414,12 @@ class Output(_Declared[M]):
 
 
 def _declared_type(application: Application[Any], journal: JournalSpec) -> type[Any]:
-    """Return the type that messages of a source decode to: `Application.message_type_of`."""
+    """Answer `Application.message_type_of` by the application's sources."""
     return source_of(application, journal.name).message_type  # type: ignore[return-value]
 
 
 def _declared_time(application: Application[Any], journal: JournalSpec) -> MessageTime | None:
-    """Return where messages of a source have their time: `Application.message_time_of`."""
+    """Answer `Application.message_time_of` by the application's sources."""
     if all(source.time is None for source in sources_of(application)):
         return None
     return source_of(application, journal.name).message_time
@@ -431,7 +431,7 @@ def sources_of(application: Any) -> list[Source[Any]]:
 
 
 def source_of(application: Application[Any], journal: str) -> Source[Any]:
-    """Return the source below whose name a journal lies. Raise ``Invalid`` for any other journal."""
+    """Return the source that has a journal. Raise ``Invalid`` for a journal of no source."""
     sources = sources_of(application)
     for source in sources:
         if source.has(journal):
@@ -446,29 +446,29 @@ def source_of(application: Application[Any], journal: str) -> Source[Any]:
 
 
 def _declared_uuid(application: Application[Any], journal: JournalSpec) -> str:
-    """Return where messages of a source or output have their UUID: `Application.uuid_place_of`."""
+    """Answer `Application.uuid_place_of` by the application's sources and outputs."""
     declared: list[Source[Any] | Output[Any]] = declared_in(type(application), (Source, Output))
     place = next((entry.uuid for entry in declared if entry.has(journal.name)), "")
     return place or Application.uuid_place_of(application, journal)
 
 
 def _keyed_journals(application: Application[Any]) -> LabelSelector | None:
-    """Return the partitions of the first source with a key, or None: `Application.keyed_journals`.
+    """Answer `Application.keyed_journals` by the first source with a key.
 
-    Any source will do: all have the same number of partitions, and shard N reads the partition N of each.
+    Any source would do: all have the same number of partitions, and shard N reads partition N of each.
     """
     sources = declared_in(type(application), (Source,))
     return next((source.selector for source in sources if source.key is not None), None)
 
 
 def _key_place(application: Application[Any], journal: str) -> KeyPlace | None:
-    """Return the keys that belong to a source journal: `Application.key_place`."""
+    """Answer `Application.key_place` by the application's sources."""
     places = (source.key_place(journal) for source in declared_in(type(application), (Source,)))
     return next((place for place in places if place is not None), None)
 
 
 def _key_encoding(application: Application[Any]) -> KeyEncoding:
-    """Return how keys of requests are encoded: `Application.key_encoding`."""
+    """Answer `Application.key_encoding` by the first source with a key."""
     sources = declared_in(type(application), (Source,))
     return next((source.key_encoding for source in sources if source.key is not None), ANY)
 

@@ -1,4 +1,4 @@
-"""Specifications of a declaration: journals, recovery logs and shards.
+"""Make the specifications of a declaration: journals, recovery logs and shards.
 
 No IO. `journals_yaml` and `shards_yaml` return the YAML that an operator would write.
 """
@@ -30,10 +30,10 @@ REPLICAS_MAX: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class SpecSettings:
-    """Settings of specifications that a declaration does not contain: stores, replication and so on."""
+    """Settings for specifications that a declaration does not have: stores, replication and so on."""
 
     stores: tuple[str, ...]
-    """URLs of blob stores. Fragments are written to the first one, and read from all of them."""
+    """URLs of blob stores. Brokers write fragments to the first store, and read from all stores."""
     replication: int = REPLICAS_MAX
     """Number of replicas of each journal."""
     hot_standbys: int = 1
@@ -48,7 +48,7 @@ class SpecSettings:
     """Longest time in nanoseconds for which a transaction consumes messages before it commits."""
 
     def __post_init__(self) -> None:
-        """Raise ``Invalid`` without a store."""
+        """Raise ``Invalid`` if no store is given."""
         if not self.stores:
             raise Invalid(
                 "no blob store is given, and nothing else keeps journals for good",
@@ -131,7 +131,7 @@ def log_specs(declaration: Declaration, settings: SpecSettings) -> list[JournalS
 
 
 def journals_yaml(declaration: Declaration, settings: SpecSettings) -> str:
-    """Return the YAML for ``gazctl journals apply``: new journals, with recovery logs and dead letters."""
+    """Return the YAML for ``gazctl journals apply``: new journals, recovery logs and dead-letter journals."""
     specs = [
         *journal_specs(declaration, settings),
         *log_specs(declaration, settings),
@@ -150,7 +150,7 @@ def shards_yaml(declaration: Declaration, settings: SpecSettings) -> str:
 
 
 def fragment_spec(settings: SpecSettings, retention: int) -> FragmentSpec:
-    """Return the fragment settings of new journals. ``retention`` is in nanoseconds; 0: keep for ever."""
+    """Return the fragment settings of new journals. ``retention`` is in nanoseconds; 0 keeps everything."""
     return FragmentSpec(
         length=settings.fragment_bytes,
         codec=Codec.ZSTANDARD,

@@ -1,1 +1,1 @@
-"""Queries of shards."""
+"""Queries that shards answer."""

@@ -9,8 +9,8 @@
         def counts(self, store: CountStore, page: ListPage) -> list[tuple[str, int]]:
             return store.counts_after(page.after, page.limit)
 
-The answer has parts from all shards, or is an error. The answer is no snapshot: shards answer at different
-moments.
+An answer has parts from all shards; if one is missing, the request fails. The answer is no snapshot: shards
+answer at different moments.
 """
 
 from __future__ import annotations
@@ -47,18 +47,18 @@ from gazette.runtime.tasks import TaskScope
 LIMIT: Final = 100
 """Default number of items on a page."""
 LIMIT_MAX: Final = 1000
-"""Default of the greatest number of items that a request may ask for."""
+"""Default of ``limit_max``: the greatest number of items that a request may ask for."""
 _AT_ONCE: Final = 16
-"""Shards that one request asks at the same time. This number bounds the memory of a long list."""
+"""Number of shards that one request asks at the same time. It bounds the memory of a long list."""
 
 ItemKey: TypeAlias = str | int
 
 
 class ListPage(msgspec.Struct, frozen=True):
-    """The part of a list that a shard is asked for."""
+    """The part of a list that a shard must return."""
 
     after: Any
-    """Key that precedes the page, of the type of the route; None for the first page."""
+    """The key before the page, of the route's type of keys; None for the first page."""
     limit: int
     """Greatest number of items to return."""
     request: ShardRequest
@@ -73,10 +73,10 @@ def gather_route(
     capability: int = Capability.READ,
     timeout_s: float | None = None,
 ) -> Callable[[Callable[[Any, Any, ShardRequest], Any]], ShardRoute]:
-    """Decorate a method that answers for one shard. ``combine`` makes one answer of all shards' values.
+    """Decorate a method that answers for one shard. ``combine`` makes one answer from the values of all.
 
     ``combine`` gets the values that the method returned, in order of the shards' ids, and returns the answer.
-    It runs on the event loop. Values travel between members as JSON: ``answer`` is their type, such as
+    It runs on the event loop. Members send values as JSON: ``answer`` is the type of the values, such as
     ``dict[int, int]``. Without ``answer``, a value that JSON does not have is refused, with its path. See
     `shard_route` for the other parameters and for errors. A request fails with ``Unavailable`` if a shard is
     disabled, and with ``NotFound`` if there are no shards.
@@ -114,14 +114,14 @@ def list_route(
 
     The method gets ``(self, store, page)``. It returns at most ``page.limit`` pairs of key and value
     whose keys are above ``page.after``, in ascending order. ``key`` is the type of the keys, str or int.
-    Text is compared by code points, as by SQLite without a collation.
+    Texts are ordered by code points, as by SQLite without a collation.
 
-    The answer is ``{"items": [{"key": …, "value": …}, …], "next": KEY, "duplicates": […]}``. The next page is
-    the same request with ``?after=KEY``. On the last page, which may be empty, ``next`` is null. ``?limit=N``
-    may ask for up to ``limit_max`` items. Items of several shards with the same key stand together on one
-    page, which may then be longer. ``duplicates`` names these keys with their shards. If the keys are those
-    of messages, a duplicate shows that some messages were published to another partition. Requests fail as
-    those of `gather_route`. Raise ``Invalid`` for another ``key``, or unless 1 <= ``limit`` <= ``limit_max``.
+    The answer is ``{"items": [{"key": …, "value": …}, …], "next": KEY, "duplicates": […]}``. For the next
+    page, repeat the request with ``?after=KEY``. On the last page, which may be empty, ``next`` is null.
+    ``?limit=N`` may ask for up to ``limit_max`` items. Items of several shards with the same key are together
+    on one page, which may then be longer. ``duplicates`` names such a key and its shards. For keys of
+    messages, a duplicate shows that some messages were published to a wrong partition. Requests fail as in
+    `gather_route`. Raise ``Invalid`` for another ``key``, or unless 1 <= ``limit`` <= ``limit_max``.
     """
     if key not in (str, int):
         raise Invalid(f"keys of a list are str or int, not {key!r}", path="list_route.key")
@@ -135,7 +135,7 @@ def list_route(
 
     def reply(method: Callable[..., Any], store: Any, request: ShardRequest) -> HttpAnswer:
         page = page_of(request)
-        # One item more than the limit shows that the method ignores the limit.
+        # Take one item more than the limit, to see whether the method ignores the limit.
         items = [
             [item_key, value] for item_key, value in islice(method(store, page), page.limit + 1)
         ]
@@ -153,7 +153,7 @@ def list_route(
 def _all_shards(collect: Callable[[ShardRequest], _Values | _Page]) -> AskShards:
     """Return the function that asks all shards and combines their answers.
 
-    ``collect`` makes the empty collection for the answers to one request, or raises ``Invalid``.
+    ``collect`` makes an empty collection for the answers to one request, or raises ``Invalid``.
     """
 
     async def answer(asked: Question[HttpAnswer]) -> QueryResult[HttpAnswer]:
@@ -167,7 +167,7 @@ def _all_shards(collect: Callable[[ShardRequest], _Values | _Page]) -> AskShards
         async def ask_one(number: int, spec: ShardSpec) -> None:
             nonlocal staleness_s
             async with gate:
-                # Ask for the offsets of this shard's sources only.
+                # Send only the offsets of this shard's own sources.
                 own = {source.journal for source in spec.sources}
                 offsets = {name: offset for name, offset in read_through.items() if name in own}
                 query = replace(asked.query, shard=spec.id, read_through=offsets)
@@ -204,7 +204,7 @@ class _Values:
 
 
 def _check_order(items: Sequence[Sequence[Any]], page: ListPage, kind: type[ItemKey]) -> None:
-    """Raise ``Broken`` for items with which a later page would miss or repeat an item."""
+    """Raise ``Broken`` if a later page would miss or repeat an item, because of the order of these items."""
     problem = ""
     if len(items) > page.limit:
         problem = f"more than the {page.limit} items that were asked for"
@@ -226,8 +226,8 @@ def _check_order(items: Sequence[Sequence[Any]], page: ListPage, kind: type[Item
 
 
 def _page_of(request: ShardRequest, kind: type[ItemKey], limit: int, limit_max: int) -> ListPage:
-    """Return the page that a request asks for: ``limit`` items if the request does not say how many. Raise
-    ``Invalid`` for a key that is not of the type ``kind``, or unless it asks for 1 to ``limit_max`` items."""
+    """Return the page that a request asks for, by default with ``limit`` items. Raise ``Invalid`` for a key
+    that is not of the type ``kind``, and unless the request asks for 1 to ``limit_max`` items."""
     text = request.query.get("after")
     try:
         after = text if text is None or kind is str else parse_integer(text)
@@ -236,7 +236,7 @@ def _page_of(request: ShardRequest, kind: type[ItemKey], limit: int, limit_max: 
     try:
         limit = parse_integer(request.query.get("limit", str(limit)))
     except ValueError:
-        limit = 0  # Refused below.
+        limit = 0  # The check below refuses it.
     if not 1 <= limit <= limit_max:
         raise Invalid(f"invalid limit (expected 1 to {limit_max})", path="limit")
     return ListPage(after, limit, request)
@@ -252,10 +252,10 @@ class _Page:
         self._items: list[tuple[Any, int, msgspec.Raw]] = []
         """Key, number of the shard, and value of each item, in order."""
         self._is_cut = False
-        """True if shards may have more items after these."""
+        """True if shards may have more items after the items of this page."""
 
     def add(self, number: int, body: bytes) -> None:
-        """Add the items of one shard. Keep as many as the limit, and all items that have the last key."""
+        """Add the items of one shard. Keep the first ``limit`` items, and all items with the last key."""
         pairs = self._decoder.decode(body)
         # A shard that has returned as many items as the limit may have more.
         self._is_cut = self._is_cut or len(pairs) >= self._limit
@@ -284,7 +284,7 @@ class _Page:
 
 
 def _require_answerable(shards: Sequence[ShardSpec], offsets: Iterable[str]) -> None:
-    """Raise ``NotFound`` without shards. Raise ``Unavailable`` if one is disabled: its part would be missing.
+    """Raise ``NotFound`` if there are no shards. Raise ``Unavailable`` if one of them is disabled.
 
     Raise ``Invalid`` if no shard reads a journal of ``offsets``.
     """

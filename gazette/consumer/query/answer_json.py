@@ -1,7 +1,7 @@
-"""JSON of what an application answers, for clients in any language. Pure.
+"""The answers of an application as JSON, for clients in any language. Pure.
 
 A value of Python becomes the nearest value of JSON: a key becomes text, a tuple an array. A value is refused,
-with its path, if its JSON could stand for another value too: two keys with one text, bytes, a set, NaN.
+with its path, if its JSON would be ambiguous: two keys with the same text, bytes, a set, NaN.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ENCODE_ERRORS: Final = (
     TypeError,
     ValueError,
 )
-"""Errors of an encoder, and of the application's classes that the encoder calls."""
+"""Errors of the encoder, and of methods of the application's classes that the encoder calls."""
 _SELF: Final = Misfit([], "is nested too deeply, or holds itself", "Return a flat value.")
 _decode: Final = msgspec.json.Decoder().decode
 
@@ -33,7 +33,7 @@ def answer_json(value: Any) -> bytes:
     """Return an answer as JSON. Raise ``InvalidValue``, with its path, for a part that JSON cannot hold."""
     try:
         body = msgspec.json.encode(value)
-        # Most answers read back equal. To compare costs a tenth of a walk through the value.
+        # Most answers read back equal. A comparison costs a tenth of a walk through the value.
         if _decode(body) == value:
             return body
     except ENCODE_ERRORS:
@@ -46,14 +46,14 @@ def answer_json(value: Any) -> bytes:
         misfit = Misfit([], "cannot be written as JSON", "Return values that JSON has.")
     if misfit is not None:
         raise InvalidValue(misfit.reason, path=misfit.path("answer"), hint=misfit.advice)
-    return body  # The copy differs only as JSON may, such as a list that was a tuple.
+    return body  # The decoded copy differs only in a permitted way, such as a list for a tuple.
 
 
 def _misfit(value: Any, *, declared: bool) -> Misfit | None:
-    """Return the first part that JSON cannot represent; None without such a part.
+    """Return the first part that JSON cannot represent; None if there is no such part.
 
-    ``declared``: a class says the type of the part, which may then be bytes. Raise ``RecursionError`` for a
-    value that holds itself.
+    With ``declared``, a class says the type of the part: then bytes are permitted. Raise ``RecursionError``
+    for a value that holds itself.
     """
     if isinstance(value, float):
         return None if math.isfinite(value) else _not_finite(value)
@@ -78,7 +78,7 @@ def _misfit(value: Any, *, declared: bool) -> Misfit | None:
 
 
 def _first_misfit(parts: Iterable[tuple[str, Any]], *, declared: bool) -> Misfit | None:
-    """Return the first misfit of some parts. Each part comes with its step: its place in the whole value."""
+    """Return the first misfit of some parts. Each part comes with its step, which leads to it."""
     for step, part in parts:
         if (misfit := _misfit(part, declared=declared)) is not None:
             return misfit.below(step)
@@ -86,7 +86,7 @@ def _first_misfit(parts: Iterable[tuple[str, Any]], *, declared: bool) -> Misfit
 
 
 def _dict_misfit(value: dict[Any, Any], *, declared: bool) -> Misfit | None:
-    """Return the first misfit of a key or its value. A key is a misfit, too, if a former key has its text."""
+    """Return the first misfit of a key or its value. A key with the text of a former key is a misfit, too."""
     texts: dict[str, Any] = {}
     for key, part in value.items():
         misfit = _misfit(key, declared=declared)

@@ -1,4 +1,4 @@
-"""The HTTP adapter of queries: a member's routes that shards answer, and the call that passes them on."""
+"""The HTTP adapter of queries: routes that shards answer, and the call that forwards a request."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ RETRY_AFTER_S: Final = "1"
 
 
 class HttpQueries:
-    """The routes of a member that shards answer, and the gRPC service by which members pass requests
-    on: ``gazette.consumer.HttpQueries/Ask``, with msgpack for messages."""
+    """The routes of a member that shards answer, and the gRPC service by which members forward requests:
+    ``gazette.consumer.HttpQueries/Ask``, with messages in msgpack."""
 
     def __init__(self, service: ShardCaller) -> None:
         self._service = service
@@ -42,8 +42,8 @@ class HttpQueries:
     def add(
         self, path: str, route: ShardRoute, methods: Iterable[str]
     ) -> Callable[[Request], Awaitable[Response]]:
-        """Return the Starlette endpoint of a route at a path. Raise ``Invalid`` if another route is there, or
-        if the route belongs to no object."""
+        """Return the Starlette endpoint of a route at a path. Raise ``Invalid`` if the path has another route
+        already, and for a method of a class that belongs to no object."""
         if route.instance is None:
             raise Invalid(
                 f"the route at {path} is a method of a class, and not of an object",
@@ -84,7 +84,7 @@ class HttpQueries:
             headers,
             await bounded_body(request),
         )
-        # Only members may send the header ``gazette-header-bin``: drop it from other callers.
+        # Only members may send the header ``gazette-header-bin``: drop it from an HTTP request.
         values = {name: value for name, value in headers.items() if not name.endswith("-bin")}
         if not tracing.active():
             return await route.answer(service, shard_request, values, claims)
@@ -92,17 +92,17 @@ class HttpQueries:
             return await route.answer(service, shard_request, values, claims)
 
     def handler(self) -> grpc.GenericRpcHandler[Any, Any]:
-        """Return the handler by which members pass requests on."""
+        """Return the handler of requests that other members forward."""
         service, _, method = METHOD[1:].partition("/")
         return grpc.method_handlers_generic_handler(
             service, {method: grpc.unary_unary_rpc_method_handler(self._ask)}
         )
 
     def admit(self, path: str, metadata: Any) -> None:
-        """Check the head of a call that passes a request on, before its message is read.
+        """Check the head of a call of another member, before its message is read.
 
-        Only the message names the route. Raise ``NotAllowed`` without what all routes require in common.
-        """
+        Only the message names the route. Raise ``NotAllowed`` if a capability is missing that all routes
+        require."""
         del path
         capabilities = [route.capability for route in self._routes.values()]
         caller_of(self._service, metadata, reduce(and_, capabilities) if capabilities else 0)
@@ -126,7 +126,7 @@ class HttpQueries:
 
 
 def _joined(request: Request) -> dict[str, str]:
-    """Return the headers of a request. Join values of one name: cookies by ``; ``, all others by ``, ``."""
+    """Return the headers of a request. Join the values of a name: cookies by ``; ``, others by ``, ``."""
     headers = request.headers
     return {
         name: ("; " if name == "cookie" else ", ").join(headers.getlist(name)) for name in headers
@@ -134,7 +134,7 @@ def _joined(request: Request) -> dict[str, str]:
 
 
 def _arguments(request: Request) -> dict[str, str]:
-    """Return the parameters of the query string. Raise ``Invalid`` for a name given twice, or in the path."""
+    """Return the parameters of the query string. Raise ``Invalid`` for a second value of a parameter."""
     arguments = single_arguments(request)
     for name in arguments:
         if name in request.path_params:

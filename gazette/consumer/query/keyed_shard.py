@@ -1,4 +1,4 @@
-"""The shard that has the messages of a key: it reads the partition to which publishers map the key."""
+"""Find the shard that has the messages of a key: it reads the partition to which publishers map the key."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from gazette.protocol.shard import ShardSpec
 def one_reader(journal: JournalName, readers: Iterable[ShardSpec], covered: LabelSelector) -> str:
     """Return the id of the only shard that reads a partition, is enabled, and matches ``covered``.
 
-    Ignore disabled shards: another may have taken the key over. A shard that the token does not cover looks
-    like one that does not exist. Raise ``NotFound`` without a shard, and ``Invalid`` for several.
+    Ignore disabled shards, since another shard may have taken over the key. To the caller, a shard that the
+    token does not cover does not exist. Raise ``NotFound`` for no shard, and ``Invalid`` for several.
     """
     shards = [
         spec.id for spec in readers if not spec.disable and covered.matches(spec.labels_with_id())
     ]
-    # A caller whose token covers only some shards must not learn the partition either.
+    # A caller whose token covers only some shards must not learn the partition.
     if not shards and covered != EVERYTHING:
         raise NotFound("no shard that the token covers has the messages of this key")
     if not shards:

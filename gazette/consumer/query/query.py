@@ -27,14 +27,14 @@ class ShardQuery:
 
     shard: str
     read_through: Mapping[str, int] = field(default_factory=dict)
-    """Offsets of sources that the answer must reflect: by these, callers read their own writes.
+    """Offsets of sources that the answer must reflect, so that callers read their own writes.
 
     A publish or an append returns such offsets. A standby cannot check offsets: only the primary answers.
     """
     max_staleness_s: float | None = None
-    """Largest age in seconds of the state from which a hot standby may answer. None: the primary answers."""
+    """Largest age in seconds of a hot standby's state from which it may answer. None: the primary answers."""
     header: Header | None = None
-    """Set on a query that another member passed on: this member answers or refuses the query."""
+    """Set if another member forwarded the query: then this member must answer or refuse it."""
     claims: Claims = EVERYTHING
 
     def __post_init__(self) -> None:
@@ -55,7 +55,7 @@ class QueryResult(Generic[T]):
     value: T
     member: ProcessId | None
     staleness_s: float = 0.0
-    """Age of the state, in seconds, when the query was answered; 0 for a primary."""
+    """Age in seconds of the state at the moment of the answer; 0 for a primary."""
 
 
 @asynccontextmanager

@@ -2,9 +2,9 @@
 
 Names of a query:
 
-- ``gazette-max-staleness``: largest age of the state of a hot standby that may answer: ``2.5`` or ``2.5s``.
+- ``gazette-max-staleness``: largest age of a hot standby's state from which it may answer: ``2.5``, ``2.5s``.
 - ``gazette-read-through``: the offsets that the answer must reflect: ``journal=offset``, comma separated.
-- ``gazette-header-bin``: the `Header` of a query that one member passes on to another. gRPC only.
+- ``gazette-header-bin``: the `Header` of a query that one member forwards to another. gRPC only.
 
 Names of a result:
 
@@ -39,12 +39,12 @@ Values = Mapping[str, str | bytes]
 
 
 def values_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> Values:
-    """Return the metadata of a call, by lower-case name."""
+    """Return the metadata of a call as a dict with lower-case names."""
     return {name.lower(): value for name, value in metadata or ()}
 
 
 def query_of(values: Values, claims: Claims) -> ShardQuery:
-    """Decode a query that names no shard yet. Raise ``Invalid`` for values of a wrong form."""
+    """Decode a query, whose shard is not known yet. Raise ``Invalid`` for malformed values."""
     return ShardQuery(
         "",
         read_through_of(_text(values.get(READ_THROUGH, ""))),
@@ -84,7 +84,7 @@ def _max_staleness(text: str) -> float | None:
     try:
         seconds = parse_number(text.removesuffix("s"))
     except ValueError:
-        seconds = math.nan  # Refused below.
+        seconds = math.nan  # The check below refuses it.
     if not 0 <= seconds < math.inf:
         raise Invalid(f"invalid staleness ({text[:50]!r}; expected seconds)", path=MAX_STALENESS)
     return seconds
@@ -101,7 +101,7 @@ def _header(value: str | bytes | None) -> Header | None:
 
 
 def metadata_of(query: ShardQuery) -> tuple[tuple[str, Any], ...]:
-    """Return the metadata of a call that passes a query on to another member."""
+    """Return the metadata of a call that forwards a query to another member."""
     metadata: list[tuple[str, Any]] = []
     if query.max_staleness_s is not None:
         metadata.append((MAX_STALENESS, repr(query.max_staleness_s)))
@@ -122,7 +122,7 @@ def result_headers(answer: QueryResult[Any]) -> dict[str, str]:
 
 
 def result_of(value: Any, values: Values) -> QueryResult[Any]:
-    """Decode a peer's answer. Older or foreign peers send no staleness: their answers come from primaries."""
+    """Decode a peer's answer. An answer without a staleness, as older versions send it, is of a primary."""
     try:
         staleness_s = float(_text(values.get(STALENESS, "0")))
     except ValueError:

@@ -24,7 +24,7 @@ def query_method(method: Callable[..., Any], parameters: Sequence[str]) -> Calla
     """Return ``method`` wrapped, so that its errors name the line of the user's code.
 
     Raise ``Invalid`` if ``method`` is no plain function, or cannot be called with ``parameters``. The wrapped
-    method logs an exception, and raises ``ApplicationFailed`` for it. A `GazetteError` passes through.
+    method logs an exception, and raises ``ApplicationFailed`` in its place. A `GazetteError` passes through.
     """
     require_plain(method, parameters)
     name = method.__qualname__
@@ -45,11 +45,10 @@ def query_method(method: Callable[..., Any], parameters: Sequence[str]) -> Calla
 
 @contextlib.contextmanager
 def answering(route: str) -> Iterator[None]:
-    """Log an ``Invalid`` of the block, and raise ``ApplicationFailed`` for it.
+    """Log an ``Invalid`` of the block, and raise ``ApplicationFailed`` in its place.
 
-    In the block, only encode the answer: if the answer cannot be encoded, the application is at fault, not
-    the client.
-    """
+    In the block, only encode the answer. An answer that cannot be encoded is a fault of the application, and
+    not of the client."""
     try:
         yield
     except Invalid as error:

@@ -14,7 +14,7 @@ class RunningQueries:
     """The queries that this member answers now, to end all of them at once. Loop-bound."""
 
     def __init__(self) -> None:
-        # A dict keeps the order: queries end in the order in which they began.
+        # A dict keeps the order, so that queries end in the order in which they began.
         self._deadlines: dict[asyncio.Timeout, None] = {}
         self._reason = ""
         self._end_at: float | None = None
@@ -27,7 +27,7 @@ class RunningQueries:
 
     @contextmanager
     def query(self, deadline: asyncio.Timeout) -> Iterator[None]:
-        """Register a query while the block runs: ``end`` may then bring forward its ``deadline``."""
+        """Register a query while the block runs, so that ``end`` can bring its ``deadline`` forward."""
         self._deadlines[deadline] = None
         try:
             self._bring_forward(deadline)
@@ -44,7 +44,7 @@ class RunningQueries:
                 self._bring_forward(deadline)
 
     def _bring_forward(self, deadline: asyncio.Timeout) -> None:
-        """Bring a deadline forward to the time at which all queries must end, if there is such a time."""
+        """Bring a deadline forward to the time at which all queries must end, if `end` has set that time."""
         when = deadline.when()
         if self._end_at is not None and (when is None or self._end_at < when):
             deadline.reschedule(self._end_at)

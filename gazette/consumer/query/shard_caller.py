@@ -1,4 +1,4 @@
-"""The core of all queries: find the shard, authorise the caller, ask the member that serves the shard."""
+"""The core of all queries: find the shard, authorize the caller, ask the member that serves the shard."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ class ShardRouter(Protocol):
 
 
 class KeyedJournals(Protocol):
-    """The methods of an `Application` by which a key finds its shard."""
+    """The methods of an `Application` that say which shard has a key."""
 
     def keyed_journals(self) -> LabelSelector | None: ...
     def key_encoding(self) -> KeyEncoding: ...
 
 
 class LocalMember(Protocol):
-    """The part of a `ClusterMember` that its queries use. Queries do not know etcd."""
+    """The part of a `ClusterMember` that its queries use: queries do not call etcd."""
 
     settings: ConsumerSettings
     peers: Channels
@@ -79,7 +79,7 @@ class LocalMember(Protocol):
 
 
 class ShardCaller:
-    """The part of a `ConsumerService` that has shards answer. Loop-bound."""
+    """The part of a `ConsumerService` that asks shards. Loop-bound."""
 
     def __init__(self, member: LocalMember, application: KeyedJournals, client: Client) -> None:
         self.settings = member.settings
@@ -101,7 +101,7 @@ class ShardCaller:
 
     @property
     def query_timeout_s(self) -> float:
-        """Seconds that a query may take unless its route or method says otherwise."""
+        """Seconds that a query may take, unless its route or method gives another number."""
         return self.settings.query_timeout_s
 
     @property
@@ -110,7 +110,7 @@ class ShardCaller:
         return self._started.is_set()
 
     def begin(self, router: ShardRouter) -> None:
-        """Ask shards by ``router`` from now on: the member knows its cluster."""
+        """Ask shards through ``router`` from now on, since the member knows its cluster now."""
         self._router = router
         self._started.set()
 
@@ -123,8 +123,8 @@ class ShardCaller:
     def partitions(self, selector: LabelSelector) -> PartitionWatch:
         """Return a watch of the matching journals, for mapping functions to choose from.
 
-        The watch is empty until brokers answer for the first time: ``await partitions.ready()`` where a
-        request needs the journals.
+        The watch is empty until brokers answer for the first time: ``await partitions.ready()`` if a request
+        needs the journals.
         """
         key = str(selector)
         watch = self._partitions.get(key)
@@ -134,7 +134,7 @@ class ShardCaller:
         return watch
 
     def shards_with_source(self, journal: str) -> tuple[ShardSpec, ...]:
-        """Return the specifications of shards that read a journal, in order of ids. Include disabled ones.
+        """Return the specifications of shards that read a journal, also of disabled ones, in order of ids.
 
         Raise ``Unavailable`` while the member starts.
         """
@@ -155,7 +155,7 @@ class ShardCaller:
 
         If this member is the primary, call ``serve(store)`` on a thread. Otherwise call
         ``proxy(channel, header)`` with a channel to the primary's member. For the errors see
-        `QueryRouter.ask`. `shard_rpc` and `shard_route` do all of this for a method.
+        `QueryRouter.ask`. The decorators `shard_rpc` and `shard_route` make this call for a method.
         """
         query = ShardQuery(shard_id, read_through or {}, None, header, claims or EVERYTHING)
 
@@ -173,10 +173,10 @@ class ShardCaller:
         *,
         timeout_s: float | None = None,
     ) -> QueryResult[T]:
-        """Have a shard answer, and say which member did: see `QueryRouter.ask`.
+        """Have a shard answer, and return the answer with the member that gave it: see `QueryRouter.ask`.
 
-        ``timeout_s`` defaults to ``query_timeout_s``. A starting member answers once it knows its cluster.
-        Raise ``Unavailable`` if that takes too long, or if the member ends.
+        ``timeout_s`` is by default ``query_timeout_s``. A starting member answers once it knows its cluster.
+        Raise ``Unavailable`` if the start takes too long, or if the member ends.
         """
         left_s = await self._await_start(timeout_s)
         if self.running_queries.ended:
@@ -189,10 +189,10 @@ class ShardCaller:
         """Return the id of the shard that reads messages with a key, among the shards that ``claims`` cover.
 
         Map the key to a partition of `Application.keyed_journals`, as publishers do. Read a text as the
-        declared type of the key (`Application.key_encoding`). Raise ``Invalid`` if that fails, if the
-        application has no such journals, or if several shards read the partition. Raise ``NotFound`` if
-        no shard reads it. Raise ``Unavailable`` if no broker lists the journals in time, or if this
-        member leaves. ``timeout_s`` defaults to ``query_timeout_s``.
+        declared type of the key (`Application.key_encoding`). Raise ``Invalid`` if ``key`` cannot be a key,
+        if the application has no keyed journals, or if several shards read the partition. Raise ``NotFound``
+        if no shard reads it. Raise ``Unavailable`` if no broker lists the journals in time, or if this
+        member leaves. ``timeout_s`` is by default ``query_timeout_s``.
         """
         partitions = self.keyed_partitions()
         encoded = self._application.key_encoding().encode(key)
@@ -214,14 +214,14 @@ class ShardCaller:
     async def all_shards(self, *, timeout_s: float | None = None) -> Sequence[ShardSpec]:
         """Return the specifications of all shards, in order of ids.
 
-        Raise ``Unavailable`` if the member does not know its cluster in time. ``timeout_s`` defaults to
+        Raise ``Unavailable`` if the member does not know its cluster in time. ``timeout_s`` is by default
         ``query_timeout_s``.
         """
         await self._await_start(timeout_s)
         return self._shards.shards(LabelSelector())
 
     def keyed_partitions(self) -> PartitionWatch:
-        """Return the watch of `Application.keyed_journals`. Raise ``Invalid`` if there are none."""
+        """Return the watch of `Application.keyed_journals`. Raise ``Invalid`` if that is None."""
         selector = self._application.keyed_journals()
         if selector is None:
             raise Invalid(
@@ -233,7 +233,7 @@ class ShardCaller:
 
     async def _await_start(self, timeout_s: float | None) -> float:
         """Wait until the member knows its cluster. Return the seconds of ``timeout_s`` that are left. Raise
-        ``Unavailable`` if that takes too long, or the member ends."""
+        ``Unavailable`` if the wait takes too long, or the member ends."""
         seconds = self.query_timeout_s if timeout_s is None else timeout_s
         begun_at, member = self.clock.monotonic(), self._member
         if not self._started.is_set():
@@ -246,23 +246,23 @@ class ShardCaller:
 
 
 class Answerer(Protocol[AnswerT]):
-    """A method of an application that shards answer, with the adapter that serves it and passes it on."""
+    """A method of an application that answers queries, with the adapter that serves and forwards them."""
 
     capability: int
     """Capability that the token of a caller needs."""
     timeout_s: float | None
-    """Seconds that a query may take; None: as the settings say."""
+    """Seconds that a query may take. If None, the settings say it."""
 
     def serve(self, store: Any, request: Any, query: ShardQuery) -> AnswerT:
-        """Return what a shard answers. Called on a thread."""
+        """Return the answer of a shard of this member. Called on a thread."""
         ...
 
     def send(self, channel: grpc.aio.Channel, request: Any, query: ShardQuery, own: Any) -> Any:
-        """Begin the call that passes a query on. ``own`` are the metadata of this member."""
+        """Begin the call that forwards a query. ``own`` is the metadata of this member."""
         ...
 
     def decode(self, response: Any) -> AnswerT:
-        """Return the answer of another member."""
+        """Return the answer in the response of another member."""
         ...
 
 
@@ -272,7 +272,7 @@ class Question(Generic[T]):
     def __init__(
         self, service: ShardCaller, method: Answerer[T], request: Any, query: ShardQuery
     ) -> None:
-        """Start the clock of the query's time-out: it covers finding the shard and the answer."""
+        """Start the time-out of the query, which covers finding the shard and its answer."""
         seconds = service.query_timeout_s if method.timeout_s is None else method.timeout_s
         self._deadline = asyncio.get_running_loop().time() + seconds
         self._method = method
@@ -287,11 +287,11 @@ class Question(Generic[T]):
         return max(0.0, self._deadline - asyncio.get_running_loop().time())
 
     async def ask(self, query: ShardQuery) -> QueryResult[T]:
-        """Have one shard answer, at whichever member. For the errors see `QueryRouter.ask`."""
+        """Have one shard answer, at any member. For the errors see `QueryRouter.ask`."""
         method, request = self._method, self.request
 
         async def forward(channel: grpc.aio.Channel, forwarded: ShardQuery) -> QueryResult[T]:
-            # The caller's token must not be passed on: the peer gets a token of this member.
+            # Send the peer a token of this member: the caller's token must not be passed on.
             claims = shard_claims(method.capability, forwarded.shard)
             own = (*self.service.peers.credentials.metadata(claims), *metadata_of(forwarded))
             call = method.send(channel, request, forwarded, own)
@@ -313,7 +313,7 @@ def find_by(
     shard: Callable[[Any], Any] | None,
     default: Callable[[Any], Any],
 ) -> Find:
-    """Return the function that finds the shard of a request by its key, or by the shard that it names.
+    """Return the function that finds the shard of a request: by its key, or by the id that it names.
 
     Raise ``Invalid`` if both ``key`` and ``shard`` are given.
     """
@@ -332,7 +332,7 @@ def find_by(
 
 
 def caller_of(service: ShardCaller, metadata: Any, capability: int) -> Claims:
-    """Return the claims in the metadata of a call. Raise ``NotAllowed`` if they lack ``capability``."""
+    """Return the claims in the metadata of a call. Raise ``NotAllowed`` unless they have ``capability``."""
     return service.verifier.verify(authorization_of(metadata), capability)
 
 

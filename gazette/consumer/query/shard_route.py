@@ -7,11 +7,11 @@
         def count(self, store: CountStore, request: ShardRequest) -> dict[str, int]:
             return {"n": store.count(request.path["word"])}
 
-Methods of an application are served at their paths. Add the methods of other objects:
+Methods of an application are served at their paths. Add the methods of other objects by hand:
 
     service.add_route("/shards/{shard}/count", api.count)
 
-Members pass requests on by gRPC: see `HttpQueries`.
+Members forward requests by gRPC: see `HttpQueries`.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ class ShardRequest(msgspec.Struct, frozen=True):
     query: Mapping[str, str]
     """Parameters of the query string. Each is given once."""
     headers: Mapping[str, str]
-    """Headers by lower-case name, without ``authorization``. Headers of one name are joined by commas, those
-    with cookies by semicolons."""
+    """Headers by lower-case name, without ``authorization``. The values of a name are joined by commas,
+    cookies by semicolons."""
     body: bytes = b""
-    """The body as it was sent."""
+    """The bytes of the body."""
     shard: str = ""
-    """The shard that is asked. Empty while a function of the route still chooses the shard."""
+    """The shard that is asked. Empty before a function of the route has chosen the shard."""
 
     def json(self) -> Any:
         """Return the decoded body. Raise ``Invalid`` unless the body is JSON."""
@@ -79,7 +79,7 @@ KeyOf: TypeAlias = str | Callable[[ShardRequest], Any]
 AskShards: TypeAlias = Callable[[Question[HttpAnswer]], Awaitable[QueryResult[HttpAnswer]]]
 """Function that finds the shards of a request and asks them."""
 Reply: TypeAlias = Callable[[Callable[..., Any], Any, ShardRequest], HttpAnswer]
-"""Function that encodes what a shard answers: ``reply(method, store, request)``, on a thread."""
+"""Function that calls a method and encodes its answer: ``reply(method, store, request)``, on a thread."""
 
 
 def shard_of(request: ShardRequest) -> str:
@@ -99,13 +99,13 @@ def shard_route(
     """Decorate a method that answers an HTTP route. See `shard_rpc` for the other parameters.
 
     A method of an `Application` is served at ``path``. Without a path, pass the method to ``add_route``.
-    ``key`` finds the shard as publishers find the partition of a message with that key. Otherwise
+    With ``key``, the shard is found as publishers find the partition of a message with that key. Without,
     ``shard(request)`` returns the id of the shard, by default the parameter ``shard``.
 
     The method gets ``(self, store, request)`` on a thread of the member that answers. It returns a Starlette
     ``Response``, or a value that JSON can represent: see `answer_json`. A `GazetteError` becomes a status:
-    ``NotFound`` 404, ``Invalid`` 400, ``NotAllowed`` 401, ``Retryable`` and ``Closed`` 503, others 500. The
-    status is 503, too, if a shard does not answer in time, or the member leaves its cluster. It comes with
+    ``NotFound`` 404, ``Invalid`` 400, ``NotAllowed`` 401, ``Retryable`` and ``Closed`` 503, others 500. If a
+    shard does not answer in time, or the member leaves its cluster, the status is 503. Answers with 503 have
     ``Retry-After``. Raise ``Invalid`` for parameters that do not fit together.
     """
     of_key = partial(key_of, key) if isinstance(key, str) else key
@@ -130,8 +130,8 @@ def key_of(name: str, request: ShardRequest) -> str:
 
 
 def checked_path(path: object) -> str:
-    """Return the path of a decorator. Raise ``Invalid`` unless it is empty or begins with a slash: a method
-    comes here if the decorator was written without parentheses."""
+    """Return the path of a decorator. Raise ``Invalid`` unless it is empty or begins with a slash. For a
+    decorator without parentheses, ``path`` is the method."""
     if not isinstance(path, str) or (path and not path.startswith("/")):
         raise Invalid(
             f"{path!r} is not the path of a route",
@@ -146,7 +146,7 @@ class ShardRoute:
     """A route made by a decorator: a descriptor of its class. With ``instance``, the route of one object."""
 
     path: str
-    """Path that the decorator gives; empty if ``add_route`` gives the path."""
+    """Path that the decorator gives. Empty if ``add_route`` gives the path."""
     methods: Iterable[str]
     capability: int
     """Capability that the token of a caller needs."""
@@ -154,8 +154,8 @@ class ShardRoute:
     ask_shards: AskShards
     reply: Reply
     key: KeyOf | None = None
-    """The key that finds the shard: a function of the request, or the name of a parameter of the path or the
-    query."""
+    """The key whose shard answers: a function of the request, or the name of a parameter of the path or the
+    query string."""
     method: Callable[..., Any] = lambda *_: None
     instance: Any = None
 
@@ -175,25 +175,25 @@ class ShardRoute:
     ) -> QueryResult[HttpAnswer]:
         """Have shards answer. For the errors see `QueryRouter.ask`."""
         question = Question(service, self, request, query_of(values, claims))
-        if request.shard:  # Another member has found the shard and passed the request on.
+        if request.shard:  # Another member has found the shard and forwarded the request.
             return await question.ask(of_shard(question.query, request.shard))
         return await self.ask_shards(question)
 
     def serve(self, store: Any, request: ShardRequest, query: ShardQuery) -> HttpAnswer:
-        """Return what a shard answers. Called on a thread."""
+        """Return the answer of a shard of this member. Called on a thread."""
         request = msgspec.structs.replace(request, shard=query.shard)
         return self.reply(partial(self.method, self.instance), store, request)
 
     def send(
         self, channel: grpc.aio.Channel, request: ShardRequest, query: ShardQuery, own: Any
     ) -> Any:
-        """Begin the call that passes a query on."""
+        """Begin the call that forwards a query."""
         request = msgspec.structs.replace(request, shard=query.shard)
         method: Any = channel.unary_unary(METHOD, None, None)
         return method(msgspec.msgpack.encode(request), metadata=own)
 
     def decode(self, response: bytes) -> HttpAnswer:
-        """Return the answer of another member."""
+        """Return the answer in the response of another member."""
         return msgpack_decoder(HttpAnswer).decode(response)
 
 
@@ -208,7 +208,7 @@ def routes_of(instance: Any) -> list[ShardRoute]:
 def encoded(value: Any, route: str) -> HttpAnswer:
     """Encode a reply. Raise ``ApplicationFailed`` for a value that cannot be encoded.
 
-    A shard's reply is encoded on the thread of the query, before its content can change.
+    Call this on the thread of the query, before the content of the reply can change.
     """
     with answering(route):
         return _encoded(value)

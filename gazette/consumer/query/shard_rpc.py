@@ -8,9 +8,9 @@
         def Count(self, store: CountStore, request: CountRequest) -> CountResponse:
             return CountResponse(n=store.count(request.word))
 
-The method is called on a thread of the member that answers, with that shard's store. Any member
-takes the call: the member authorizes the caller, finds the shard, and serves the call or passes it on.
-The call waits through a fail-over.
+The method runs on a thread of the member that answers, with the store of the shard. Clients call any
+member: the called member authorizes the caller, finds the shard, and serves or forwards the call.
+During a fail-over, the call waits.
 """
 
 from __future__ import annotations
@@ -53,18 +53,18 @@ def shard_rpc(
 ) -> Callable[[Callable[[Any, Any, RequestT], ResponseT]], ShardRpc[RequestT, ResponseT]]:
     """Decorate a unary method of a servicer. ``stub`` is the generated client class of the service.
 
-    ``key`` is the name of a request's field, or a function of the request. The key finds the shard as
-    publishers find the partition of a message with that key. Otherwise ``shard(request)`` returns the shard's
-    id, by default the request's field ``shard``. With authentication, a caller needs ``capability`` for that
+    ``key`` is the name of a request's field, or a function of the request. With it, the shard is found as
+    publishers find the partition of a message with that key. Without, ``shard(request)`` returns the shard's
+    id, by default the request's field ``shard``. With authentication, a caller needs ``capability`` for the
     shard. ``timeout_s`` bounds the whole query (default: ``--consumer.query-timeout``). Raise ``Invalid`` if
     both ``key`` and ``shard`` are given.
 
     The decorated method gets ``(self, store, request)``, must only read, and may be called again.
     ``self`` must have an attribute ``service``. Callers set staleness and offsets by metadata: see
-    `consumer/query/query_codec`. A request that has a field ``header`` of type ``protocol.Header`` is
-    passed on with that header, as members of other implementations expect.
+    `consumer/query/query_codec`. If requests have a field ``header`` of type ``protocol.Header``, this member
+    sets the field before it forwards a request, as members of other implementations expect.
 
-    A program of the same process calls ``await api.Count.ask(request)``.
+    Code in the same process calls ``await api.Count.ask(request)``.
     """
     of_key = attrgetter(key) if isinstance(key, str) else key
     find = find_by("shard_rpc", of_key, shard, attrgetter("shard"))
@@ -78,7 +78,7 @@ def shard_rpc(
 
 @dataclass
 class ShardRpc(Generic[RequestT, ResponseT]):
-    """A method made by ``@shard_rpc``: a descriptor of its class. ``instance``: its servicer, once bound."""
+    """A method made by ``@shard_rpc``: a descriptor of its class. If bound, ``instance`` is the servicer."""
 
     method: Callable[[Any, Any, RequestT], ResponseT]
     stub: Callable[[Any], Any]
@@ -98,9 +98,9 @@ class ShardRpc(Generic[RequestT, ResponseT]):
         return self if instance is None else replace(self, instance=instance)
 
     def admit(self, path: str, metadata: Any) -> None:
-        """Check the head of a call, before its message. Raise ``NotAllowed`` without the capability."""
+        """Check the head of a call, before its message is read. Raise ``NotAllowed`` without `capability`."""
         del path
-        if getattr(self.instance, "service", None) is not None:  # Otherwise the call itself raises.
+        if getattr(self.instance, "service", None) is not None:  # If it is None, the call raises.
             caller_of(self.instance.service, metadata, self.capability)
 
     async def __call__(self, request: RequestT, context: Any) -> ResponseT:
@@ -126,8 +126,8 @@ class ShardRpc(Generic[RequestT, ResponseT]):
         max_staleness_s: float | None = None,
         claims: Claims = EVERYTHING,
     ) -> QueryResult[ResponseT]:
-        """Ask a shard from this process. Without ``shard``, the request decides which one, as in a call. For
-        the errors see `QueryRouter.ask`."""
+        """Ask a shard from this process: ``shard``, or if None, the shard that the request decides, as in a
+        call. For the errors see `QueryRouter.ask`."""
         query = ShardQuery(shard or "", read_through or {}, max_staleness_s, None, claims)
         question = Question(service_of(self.instance), self, request, query)
         if shard is None:
@@ -135,12 +135,12 @@ class ShardRpc(Generic[RequestT, ResponseT]):
         return await question.ask(query)
 
     def serve(self, store: Any, request: RequestT, query: ShardQuery) -> ResponseT:
-        """Return what a shard answers. Called on a thread."""
+        """Return the answer of a shard of this member. Called on a thread."""
         del query
         return self.method(self.instance, store, request)
 
     def send(self, channel: grpc.aio.Channel, request: Any, query: ShardQuery, own: Any) -> Any:
-        """Begin the call that passes a query on."""
+        """Begin the call that forwards a query."""
         if query.header is not None and _takes_header(request):
             copy = type(request)()
             copy.CopyFrom(request)

@@ -1,1 +1,1 @@
-"""A shard, from play-back to promotion to the end."""
+"""A shard, from play-back over promotion to its end."""

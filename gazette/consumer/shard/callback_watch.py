@@ -1,14 +1,14 @@
-"""Warnings of code of the application that takes longer than a member can bear.
+"""Warn of code of the application that blocks a shard or a member for too long.
 
-Three things may stand still:
+The code may block:
 
 - *The thread of a shard*, in a callback. Only this shard waits.
 - *The event loop*, in a route, a servicer or a task of the application. All calls wait, and a thread renews
   the lease for a minute.
-- *The process*, in one call into C that keeps the interpreter lock. Nothing of the process runs.
+- *The process*, in one call into C that keeps the interpreter lock. No thread of the process runs.
 
 The watch has its own thread, which runs in the first two cases. So it also reports a call that never returns.
-In the third case, it reports afterwards how long nothing ran.
+In the third case, it reports afterwards for how long no thread ran.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from gazette.runtime.user_code import place_of_thread
 log = logging.getLogger(__name__)
 
 REPEAT_S: Final = 60.0
-"""Seconds between two warnings of the same call."""
+"""Seconds between two warnings about the same call."""
 _LOOKS: Final = 4
-"""Number of looks within the time after which a call is reported."""
+"""Number of times that the watch looks at a call before it reports the call."""
 _SHARE: Final = 3
-"""Number of renewals within the length of a lease. A call that takes longer than this part of it delays a
-renewal."""
+"""Number of renewals within the length of a lease. A call that takes longer than this part of the length
+delays a renewal."""
 
 
 @dataclass(slots=True)
@@ -61,8 +61,8 @@ class _Probe:
 class CallbackWatch:
     """Watch over the running callbacks of a member's shards, and over the event loop that serves them.
 
-    A call is reported after a third of the lease, counted from the first look that finds the call. So the
-    call may have run for about a quarter of that time longer.
+    A call is reported after a third of the lease, counted from the first look that finds the call. Before
+    that look, the call may have run for a quarter of this time.
     """
 
     def __init__(self, clock: Clock, lease_ttl_s: float) -> None:
@@ -74,7 +74,7 @@ class CallbackWatch:
         self._lock = threading.Lock()
         self._running: dict[RunningCallback, None] = {}
         self._seen_calls: dict[RunningCallback, _SeenCall] = {}
-        """By shard, the call that the last look has found."""
+        """By shard, the call that ran at the last look."""
         self._looked_at: float | None = None
         """Time of the last look, by the monotonic clock."""
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -83,18 +83,18 @@ class CallbackWatch:
         """The probe that was sent to the loop last."""
 
     def add(self, running: RunningCallback) -> None:
-        """Watch the callbacks of a shard from now on. Any thread."""
+        """Watch the callbacks of a shard from now on. Any thread may call this."""
         with self._lock:
             self._running[running] = None
 
     def remove(self, running: RunningCallback) -> None:
-        """Stop watching the callbacks of a shard. Does nothing if they are not watched. Any thread."""
+        """Stop watching the callbacks of a shard. May be repeated. Any thread may call this."""
         with self._lock:
             self._running.pop(running, None)
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """Run the watch on a thread of its own while the block runs. Enter it on the event loop's thread."""
+        """Run the watch on its own thread while the block runs. Call this on the event loop's thread."""
         self._loop, self._loop_thread = asyncio.get_running_loop(), threading.get_ident()
         ending = threading.Event()
 
@@ -112,14 +112,14 @@ class CallbackWatch:
             self._loop = None
 
     def look(self) -> None:
-        """Warn of calls that have taken too long by now. Called each ``interval_s``, by one thread."""
+        """Warn of calls that have taken too long. The watch's thread calls this every ``interval_s``."""
         now = self._clock.monotonic()
         with self._lock:
             shards = list(self._running)
         last_look_at, self._looked_at = self._looked_at, now
         if last_look_at is not None and now - last_look_at - self.interval_s >= self._limit_s:
             self._warn_of_process(now - last_look_at - self.interval_s, shards)
-            self._probe = None  # The loop stood still too: this warning covers the loop.
+            self._probe = None  # The loop stood still, too: this warning covers it.
         for running in shards:
             self._look_at(running, now)
         self._seen_calls = {
@@ -181,7 +181,7 @@ class CallbackWatch:
             )
 
     def _warn_of_process(self, seconds: float, shards: list[RunningCallback]) -> None:
-        """Warn that this thread, and so perhaps no thread, ran for some time. Name the calls that run now."""
+        """Warn that this thread did not run for some time, and perhaps no thread. Name the running calls."""
         calls = [(shard, shard.call) for shard in shards]
         running_calls = "; ".join(
             f"shard {shard.shard_id} runs {shard.callback}{_place_text(shard.thread, call)}"
@@ -207,7 +207,7 @@ def _is_due(warned_at: float | None, now: float) -> bool:
 
 
 def _place_text(thread: int, call: object | None) -> str:
-    """Return where a thread is in the user's code, and in what message or timer, in parentheses."""
+    """Return, in parentheses, the line of the user's code in which a thread is, and its message or timer."""
     facts = []
     if place := place_of_thread(thread):
         facts.append(f"at {place}")

@@ -37,7 +37,7 @@ class ShardContext:
     new_publisher: Callable[[AppendService], Publisher]
     callback_watch: CallbackWatch
     owner: Owner
-    """The application that the shards belong to."""
+    """The application to which the shards belong."""
     hint_keys: HintKeys
     """Keys at which hints may be written."""
     settings: ConsumerSettings

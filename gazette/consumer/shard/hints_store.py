@@ -1,10 +1,10 @@
 """Hints of a shard in etcd: a recovery reads them, the primary writes them, and older hints are backups.
 
-{hint_prefix}/{shard}.primary      written by the primary from time to time
-{hint_prefix}/{shard}.backup.0     of the state that the last promotion recovered
-{hint_prefix}/{shard}.backup.N     of states that earlier promotions recovered
+{hint_prefix}/{shard}.primary      hints that the primary writes from time to time
+{hint_prefix}/{shard}.backup.0     hints of the state that the last promotion recovered
+{hint_prefix}/{shard}.backup.N     hints of states that earlier promotions recovered
 
-A backup without files gets the hints that the primary writes.
+If a backup has hints without files, the hints of the primary replace it.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ _ON_LOOP_BYTES: Final = 128 << 10
 _FILE_BYTES: Final = 153
 """Approximate bytes of a file in JSON."""
 _SHORT_BYTES: Final = 4096
-"""Bytes that hints without files never reach."""
+"""Size in bytes that hints without files never reach."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredHints:
-    """The hints at one key. ``error``: why the key has a value, but no hints."""
+    """The hints at one key. ``error`` says why the value of the key does not give hints."""
 
     key: str
     hints: FSMHints | None
@@ -56,8 +56,8 @@ class StoredHints:
 
 
 def checked_hints(value: bytes, recovery_log: str) -> FSMHints:
-    """Decode hints, and check them. Raise ``Invalid`` for those of another log, or that contradict
-    themselves, and ``Corrupt`` for a value that holds no hints."""
+    """Decode hints, and check them. Raise ``Invalid`` for hints of another log, and for hints that contradict
+    themselves. Raise ``Corrupt`` for a value that holds no hints."""
     hints = decode_hints(value)
     if hints.log != recovery_log:
         raise Invalid(
@@ -71,8 +71,8 @@ def checked_hints(value: bytes, recovery_log: str) -> FSMHints:
 async def read_hints(etcd: Etcd, spec: ShardSpec, *, check: bool = True) -> tuple[StoredHints, ...]:
     """Read all slots of a shard's hints at one revision: the primary's slot, then the backups.
 
-    Without ``check``, leave long values undecoded, for callers that only move them or look for hints without
-    files. Raise ``Unavailable`` if etcd is away.
+    Without ``check``, leave long values undecoded, for callers that only move values or look for hints
+    without files. Raise ``Unavailable`` if etcd does not answer.
     """
     keys = (spec.hint_primary_key, *spec.hint_backup_keys)
     stored: list[StoredHints] = []
@@ -102,9 +102,9 @@ async def _computed(size: int, fn: Callable[P, T], *args: P.args, **kwargs: P.kw
 def usable_hints(stored: tuple[StoredHints, ...], spec: ShardSpec) -> tuple[FSMHints, ...]:
     """Return the hints to recover from, best first. For a new shard, return empty hints.
 
-    A recovery uses later hints if the log has lost bytes that earlier hints need. Skip damaged hints
-    with a warning. If *all* stored hints are damaged, raise ``Corrupt``: to start from nothing would
-    drop the shard's state.
+    A recovery tries the next hints of the list if the log has lost bytes that the first hints need. Skip
+    damaged hints with a warning. If *all* stored hints are damaged, raise ``Corrupt``: a start from an empty
+    state would drop the shard's state.
     """
     usable = list(dict.fromkeys(slot.hints for slot in stored if slot.hints is not None))
     damaged = [slot for slot in stored if slot.error]
@@ -114,7 +114,7 @@ def usable_hints(stored: tuple[StoredHints, ...], spec: ShardSpec) -> tuple[FSMH
             {"key": slot.key, "shard": spec.id, "error": slot.error},
         )
     if usable:
-        # Hints without files make a player read the log from its first byte: hints with files are better.
+        # Hints without files make a player read the log from its first byte, so they come last.
         return tuple(sorted(usable, key=lambda hints: not hints.live_nodes))
     if damaged:
         raise Corrupt(
@@ -134,13 +134,13 @@ async def store_recorded_hints(
     create_revision: int,
     size: HintsSize | None = None,
 ) -> bool:
-    """Write the primary's hints if this member still is the primary. Return False if it is not, and write
-    nothing.
+    """Write the primary's hints if this member still is the primary. Otherwise write nothing, and return
+    False.
 
-    Also write the hints into each backup without files: such a backup keeps the log from being pruned, and
-    each promotion fills only one. The comparison of the assignment's revision keeps a zombie from writing.
-    ``size`` warns of large hints. Raise ``Unavailable``, or ``Invalid`` for hints that are too large. After
-    ``Unavailable``, the primary's hints may be written.
+    Also write the hints into each backup without files. A backup without files keeps the log from being
+    pruned, and a promotion fills only one backup. The comparison of the assignment's revision keeps a zombie
+    from writing. ``size`` warns of large hints. Raise ``Invalid`` for hints that are too large. Raise
+    ``Unavailable`` if etcd does not answer: the primary's hints may be written even then.
     """
     still_assigned = Compare.create_revision(assignment_key, "=", create_revision)
     form, value = await _encoded(hints)
@@ -151,8 +151,8 @@ async def store_recorded_hints(
         return result.succeeded
     for slot in (await read_hints(etcd, spec, check=False))[1:]:
         if _is_empty(slot):
-            # One transaction for each slot: all slots together may be more than etcd accepts. A slot
-            # that was written meanwhile keeps its value.
+            # Write each slot in its own transaction, since all slots together may be more than etcd
+            # accepts. A slot that was written meanwhile keeps its value.
             await etcd.txn((still_assigned, _unchanged(slot)), (Op.put(slot.key, value),))
     return True
 
@@ -172,11 +172,11 @@ async def store_recovered_hints(
     assignment_key: str,
     create_revision: int,
 ) -> None:
-    """Write the hints of this recovery into the first backup, and move each backup to the next slot. Do
+    """Move each backup to the next slot, and write the hints of this recovery into the first backup. Do
     nothing for a shard without backups.
 
-    Hints without files, those of a shard's first owner, get no backup: such hints need the log from its first
-    byte on, and so the log could never be pruned. Whatever etcd answers, retry until the hints are written or
+    Write no backup of hints without files, which a shard's first owner has: they need the log from its first
+    byte on, so the log could never be pruned. After any error of etcd, retry until the hints are written or
     the assignment is gone (``GazetteError``): pruning relies on the backups, and the shard serves meanwhile.
     Raise ``Invalid`` if etcd accepts no hints of this size. A cancelled call may have written the hints.
     """
@@ -203,12 +203,12 @@ async def store_recovered_hints(
 
 
 async def _moved(etcd: Etcd, assignment_key: str, create_revision: int) -> bool:
-    """Return True if etcd says that the assignment is gone, or was made again. False also if etcd does not
+    """Return True if etcd says that the assignment is gone, or was made again. Return False if etcd does not
     answer."""
     try:
         kv = await etcd.get(assignment_key)
     except GazetteError:
-        return False  # The answer is unknown. If etcd stays away, the lease ends this shard.
+        return False  # Nothing is known. If etcd stays away, the end of the lease ends this shard.
     return kv is None or kv.create_revision != create_revision
 
 
@@ -219,8 +219,8 @@ async def _rotate(
     was changed meanwhile.
 
     Write each slot in its own transaction, since all together may be more than etcd accepts. Write the last
-    slot first: so no value is lost but that of the last slot. Two equal neighbours show that an earlier
-    rotation was interrupted there: continue that rotation.
+    slot first, so that only the value of the last slot is lost. Two neighbours with equal values show that an
+    earlier rotation was interrupted there: continue that rotation.
     """
     backups = (await read_hints(etcd, spec, check=False))[1:]
     if backups[0].value == value:
@@ -248,14 +248,14 @@ async def _encoded(hints: FSMHints) -> tuple[HintsForm, bytes]:
 
 
 class HintsSize:
-    """Warnings of one shard's hints that outgrow etcd: one warning for each form of hints."""
+    """Warns of hints of one shard that grow too large for etcd, once for each form of hints."""
 
     def __init__(self) -> None:
         self._warned: HintsForm | None = None
-        """Form of hints that was warned of last; None while hints are small enough."""
+        """Form of the hints in the last warning; None while hints are small enough."""
 
     def note(self, spec: ShardSpec, hints: FSMHints, form: HintsForm, size: int) -> None:
-        """Log a warning, once for each form, if the JSON takes more than half of what etcd accepts."""
+        """Log a warning, once for each form, if hints as JSON need more than half of what etcd accepts."""
         if form is HintsForm.JSON and 2 * size <= HINTS_BYTES_MAX:
             self._warned = None
             return

@@ -1,4 +1,4 @@
-"""The journals that a shard needs: looked up, and checked for the right kind."""
+"""Look up the journals that a shard needs, and check that they are of the right kind."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PAUSE_S: Final = 0.2
 
 
 async def retried(call: Callable[[], Awaitable[T]], what: str, shard_id: str, clock: Clock) -> T:
-    """Repeat a call until it succeeds. If etcd stays away, the member's lease ends the process.
+    """Repeat a call until it succeeds. If etcd stays away, the end of the member's lease ends the process.
 
     Raise an error that is not ``Retryable``. Log one line for each cause and minute.
     """
@@ -58,11 +58,11 @@ class ShardJournals:
         return await self._find(split_journal_meta(source.journal)[0], "source journal", hint)
 
     async def check_recovery_log(self, name: str) -> None:
-        """Raise ``NotFound`` without the recovery log, and ``Invalid`` if its labels name another kind."""
+        """Raise ``NotFound`` if the recovery log does not exist, ``Invalid`` if its label differs."""
         await self._check_content_type(name, "recovery log", CONTENT_RECOVERY_LOG)
 
     async def check_dead_letters(self, name: str) -> None:
-        """Raise ``NotFound`` without the dead-letter journal, and ``Invalid`` if its label differs."""
+        """Raise ``NotFound`` if the dead-letter journal does not exist, ``Invalid`` if its label differs."""
         await self._check_content_type(name, "dead-letter journal", CONTENT_JSON_LINES)
 
     async def _check_content_type(self, name: str, what: str, content_type: str) -> None:
@@ -78,7 +78,7 @@ class ShardJournals:
 
     async def _find(self, name: str, what: str, hint: str) -> ListedJournal:
         """Return a journal. Look again while brokers do not answer. Raise ``NotFound`` if brokers do not know
-        the journal, also after some time: see `Grace`."""
+        the journal for some time: see `Grace`."""
         grace, call = Grace(self._clock), RepeatedCall()
 
         async def look_up() -> ListedJournal:

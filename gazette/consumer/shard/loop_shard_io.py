@@ -41,20 +41,20 @@ T = TypeVar("T")
 READ_BYTES: Final = 1 << 20
 _POLL_S: Final = 1.0
 NOT_YET_S: Final = 2.0
-"""Seconds between two reads of bytes that the broker of a source does not have."""
+"""Seconds between two reads of bytes that no broker has now."""
 
 
 class Progress:
-    """Offsets that the shard's transactions have read through, and offsets at which they published.
+    """Offsets up to which the shard's transactions have read, and offsets at which they have published.
 
-    Offsets that are read through never go back during the life of one primary.
+    The offsets of reads never go back during the life of one primary.
     """
 
     def __init__(self) -> None:
         self.read_through: dict[str, int] = {}
         self.publish_at: dict[str, int] = {}
         self.missing: dict[str, tuple[int, int]] = {}
-        """By source: the next range of offsets, while no broker has its bytes."""
+        """By source, the next range of offsets whose bytes no broker has now."""
         self._changed = asyncio.Event()
 
     def update(self, read_through: Mapping[str, int], publish_at: Mapping[str, int]) -> None:
@@ -70,8 +70,8 @@ class Progress:
         return all(self.read_through.get(name, 0) >= offset for name, offset in offsets.items())
 
     def describe(self, offsets: Mapping[str, int]) -> str:
-        """Return which of ``offsets`` are not read through yet, and the reason if it is known; empty if all
-        are read."""
+        """Return a text with those of ``offsets`` that are not read yet, and the reason if it is known. The
+        text is empty if all are read."""
         sentences = []
         for journal, wanted in offsets.items():
             read_to = self.read_through.get(journal, 0)
@@ -107,7 +107,7 @@ class ShardParts:
 
 
 class LoopShardIO:
-    """Runs work on the event loop for the transactor, which has its own thread."""
+    """Runs work on the event loop for the transactor, which runs on the shard's thread."""
 
     def __init__(
         self,
@@ -152,7 +152,7 @@ class LoopShardIO:
         return self._start(append, f"acknowledge {journal}")
 
     def _start(self, work: Callable[[], Awaitable[T]], name: str) -> OpFuture[T]:
-        """Start a task of the shard. If the shard ends first, the future fails with ``Closed``."""
+        """Start a task of the shard. If the shard ends before the task, the future fails with ``Closed``."""
         future: OpFuture[T] = OpFuture()
 
         async def run() -> None:
@@ -201,8 +201,8 @@ class LoopShardIO:
         """Yield the bytes of a range of a source. Block. Raise `OffsetJump` if some have been deleted, and
         ``Corrupt`` if the source was created again.
 
-        The shard has read these bytes before, so they exist. Do not ask the broker to wait for them: a broker
-        that waits does not name the journal's life.
+        The shard has read these bytes before, so they exist. Do not let the broker wait for them: it would
+        not report the journal's life.
         """
         journal = wanted.journal
         life = self._lives.get(journal)
@@ -268,7 +268,7 @@ class LoopShardIO:
         log.info("shard %(shard)s stalls: %(reason)s", {"shard": self._id, "reason": reason})
 
     def _trace(self, transaction: FinishedTransaction, phases: Phases) -> None:
-        """Record a span, from the first message or timer of a transaction to the last acknowledgement."""
+        """Record a tracing span from a transaction's first message or timer to its last acknowledgement."""
         seconds = {name: max(0.0, getattr(phases, name)) for _, _, name in metrics.PHASES[1:]}
         tracing.ended_now(
             "transaction",

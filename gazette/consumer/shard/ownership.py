@@ -1,15 +1,15 @@
 """Checks in etcd that a shard still belongs to this member, made before it sets a fence.
 
-A fence, in the registers of a recovery log or in a row of a database, stops the owner before. A fence does
-not depend on assignments: a replaced owner that sets its fence late would stop its successor. So a
-linearizable read of the assignment precedes each fence:
+A fence, in the registers of a recovery log or in a row of a database, stops the former owner. A fence does
+not depend on assignments: a replaced owner that sets its fence late would stop its successor. So each owner
+makes a linearizable read of its assignment before it sets its fence:
 
     A assigned ─► A asks: still mine ─► A deleted, B assigned ─► B asks: mine ─► B's fence ─► A's fence, late
 
 etcd and the fence cannot be changed in one step, so the last arrow remains possible. Each owner can set at
-most one such late fence: before its next fence it asks again, and the answer is no. B fails with
-``Fenced`` at its next commit. B is still assigned and is restarted (see
-`gazette.consumer.shard.restarts`): its new fence is the last one.
+most one late fence: before its next fence it asks again, and the answer is no. B fails with ``Fenced`` at its
+next commit. B is still assigned, and so is restarted (see `gazette.consumer.shard.restarts`). Its new fence
+is the last.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from gazette.runtime.clock import Clock
 from gazette.runtime.timeouts import timeout
 
 HEARING_TIMEOUT_S: Final = 60.0
-"""Greatest number of seconds for which a shard without its assignment waits until its member stops it.
+"""Greatest number of seconds for which a shard that has lost its assignment waits for its member to stop it.
 
-The member does so when it sees the change. A member that sees no changes loses its lease before this time is
-over.
+The member stops the shard when it sees the change in etcd. A member that sees no changes loses its lease
+before this time is over.
 """
 
 
@@ -55,11 +55,11 @@ class Ownership:
         self._ended = ended
 
     async def require(self) -> None:
-        """Raise ``Closed`` unless the shard runs, and is assigned to this member at a moment within this
-        call.
+        """Raise ``Closed`` unless the shard runs, and etcd says during this call that it is assigned to this
+        member.
 
-        Retry while etcd is away, until the lease ends the shard. Before ``Closed``, wait up to
-        `HEARING_TIMEOUT_S` for the end of the shard. Cancellation changes nothing.
+        Retry while etcd does not answer, until the end of the lease ends the shard. Before ``Closed``, wait
+        up to `HEARING_TIMEOUT_S` for the end of the shard. Cancellation has no effect.
         """
         assignment = self._assignment_of()
         if not self._ended.is_set():
@@ -72,7 +72,7 @@ class Ownership:
             if kv is not None and kv.create_revision == assignment.raw.create_revision:
                 self.require_running()
                 return
-            # Wait until the member sees the change and stops the shard: so it does not count as failed.
+            # Wait until the member sees the change and stops the shard, so that it does not count as failed.
             try:
                 async with timeout(HEARING_TIMEOUT_S):
                     await self._ended.wait()
@@ -81,6 +81,6 @@ class Ownership:
         raise Closed("the shard has been assigned to another member", shard=self._shard_id)
 
     def require_running(self) -> None:
-        """Raise ``Closed`` if the shard has ended. Any thread."""
+        """Raise ``Closed`` if the shard has ended. Any thread may call this."""
         if self._ended.is_set():
             raise Closed("the shard has ended", shard=self._shard_id)

@@ -58,8 +58,8 @@ INBOX_BYTES: Final = 4 << 20
 
 
 class Primary:
-    """The parts of a shard while it is primary. Loop-bound. Made once the shard owns its log, or for a shard
-    without a log.
+    """The parts of a shard while it is primary. Loop-bound. For a shard with a log, made once the shard owns
+    the log.
 
     ``spec`` is the specification when the shard was created. ``assignment_of`` returns its assignment.
     """
@@ -73,9 +73,9 @@ class Primary:
     ) -> None:
         shard = parts.shard
         self.store: Store | None = None
-        """Set on the shard's thread, once the store is made; None before."""
+        """The store, which the shard's thread sets; None before it is made."""
         self.timers: ShardTimers | None = None
-        """Set when the checkpoint is restored. None before, and for an application without ``on_timer``."""
+        """The timers. None before the checkpoint is restored, and for an application without ``on_timer``."""
         self.running_callback = RunningCallback(shard.id)
         self.appends = AppendService(context.client, budget=context.append_budget)
         self.thread = context.new_worker(f"shard {shard.id}")
@@ -89,10 +89,10 @@ class Primary:
         self._journals: dict[str, ListedJournal] = {}
         """The sources, as they were listed before the store was opened."""
         self._recorder: Recorder | None = None
-        """Made with the store. None for a shard without a log."""
+        """The recorder, made with the store. None for a shard without a log."""
         self._recovered_hints: FSMHints | None = None
         self._poison_policy: PoisonPolicy | None = None
-        # Made now: a stop that comes while the store is opened must also stop the transactions.
+        # Make the inbox now: a stop during the opening of the store must also stop the transactions.
         self._inbox = Inbox(INBOX_BYTES, asyncio.get_running_loop(), self.thread.condition())
         self._transactor: Transactor | None = None
         self._decoders: dict[str, EnvelopeDecoder[Any]] = {}
@@ -102,23 +102,23 @@ class Primary:
     async def open(self, recovered: RecoveredState | None) -> Checkpoint:
         """Open the store over the recovered files, and prepare transactions. Return the checkpoint.
 
-        Errors of the application reach the caller. Raise ``NotFound`` or ``Invalid`` for a journal that the
-        shard needs. Raise ``Corrupt`` for a source that was created again. Raise ``Closed`` when the
-        shard has ended or belongs to another member. After a cancellation the thread may still open
-        the store: `destroy_store` waits for that.
+        Errors of the application reach the caller. Raise ``NotFound`` or ``Invalid`` if a journal that the
+        shard needs is absent or of a wrong kind. Raise ``Corrupt`` for a source that was created again. Raise
+        ``Closed`` if the shard has ended or belongs to another member. After a cancellation the thread may
+        still open the store: `destroy_store` waits for that.
         """
         context, shard = self._context, self._shard
         journals = ShardJournals(context.client, context.clock, shard.id)
         if recovered is not None:
             self._recovered_hints = recovered.fsm.build_hints(recovered.log)
         async with TaskScope(f"open shard {shard.id}") as scope:
-            # Queries wait until all of these steps are done: look the sources up while the store is opened.
+            # Queries wait until all these steps are done. So look up the sources during the opening.
             scope.spawn(self._find_sources(journals), name="sources")
             if recovered is not None and recovered.fsm.last_log != self._spec.recovery_log:
-                # The state is from another log: the recorder will fence the log of the specification.
+                # The state is from another log, so the recorder will fence the specification's log.
                 await self._parts.ownership.require()
             store = await self.thread.run(lambda: self._open_store(recovered))
-            # Ask only now, before `restore_checkpoint` may set a fence: `new_store` may take any time.
+            # Ask right before `restore_checkpoint`, which may set a fence, since `new_store` may take long.
             await self._parts.ownership.require()
             checkpoint = await self.thread.run(lambda: self._restore(store))
             if self._poison_policy is not None:
@@ -131,7 +131,7 @@ class Primary:
         for source in self._sources:
             offset = max(source.min_offset, read_through.get(source.journal, 0))
             self._decoders[source.journal] = self._new_decoder(source.journal, offset)
-        # Bytes before the minimum offset of a source are never read: let no query wait for them.
+        # Bytes before a source's minimum offset are never read: let no query wait for them.
         self._parts.progress.update({d.journal: d.begin for d in self._decoders.values()}, {})
         self._transactor = self._new_transactor()
         return checkpoint
@@ -141,8 +141,8 @@ class Primary:
             self._journals[source.journal] = await journals.source(source)
 
     def _open_store(self, recovered: RecoveredState | None) -> Store:
-        """Make the store. This may block. It sets a fence only for a state from another log: see
-        `Recorder.open`. On the shard's thread."""
+        """Make the store, on the shard's thread. May block. Set a fence only for a state from another log:
+        see `Recorder.open`."""
         self._parts.ownership.require_running()
         shard, application = self._shard, self._context.application
         if recovered is not None:
@@ -165,10 +165,10 @@ class Primary:
         return self.store
 
     def _restore(self, store: Store) -> Checkpoint:
-        """Restore the checkpoint: the store may set its fence here. On the shard's thread."""
+        """Restore the checkpoint, on the shard's thread. The store may set its fence here."""
         shard, application = self._shard, self._context.application
         hit("promotion.fencing", shard.id)
-        # This step may have waited behind a callback: a fence of a former owner would stop the new owner.
+        # This step may have waited behind a callback. If the shard has ended, its fence would be late.
         self._parts.ownership.require_running()
         with application_code("Store.restore_checkpoint", self.running_callback):
             checkpoint = store.restore_checkpoint(shard)
@@ -224,7 +224,7 @@ class Primary:
         )
 
     def start(self) -> None:
-        """Begin to read sources. Call after `open`."""
+        """Begin to read sources. Call this after `open`."""
         context, inbox = self._context, self._inbox
         client, clock = context.client, context.clock
         for decoder in self._decoders.values():
@@ -235,9 +235,9 @@ class Primary:
             self._parts.scope.spawn(reading, name=f"read {journal}")
 
     def awaited(self, read_through: Mapping[str, int]) -> dict[str, int]:
-        """Return the offsets that a query must wait for: the offsets of this shard's sources.
+        """Return those of the offsets for which a query must wait: the offsets of this shard's sources.
 
-        A `MessageProducer` chooses the offsets: see its `read_through`. Call after `open`. Raise
+        A `MessageProducer` chooses the offsets: see its `read_through`. Call this after `open`. Raise
         ``Unavailable`` for a new source, which the shard reads only after its next promotion.
         """
         application, shard = self._context.application, self._shard
@@ -265,24 +265,24 @@ class Primary:
             try:
                 transactor.run(checkpoint)
             except Closed:
-                if not self._parts.ended.is_set():  # Otherwise the shard has ended: no error.
+                if not self._parts.ended.is_set():  # At the end of the shard, it is no error.
                     raise
 
         await self.thread.run(run)
 
     @property
     def horizon_bytes(self) -> int | None:
-        """Bytes of the log that a recovery with hints of now reads; None without a log. Any thread."""
+        """Bytes of the log that a recovery by present hints would read; None without a log. Any thread."""
         recorder = self._recorder
         return None if recorder is None else recorder.known_horizon_bytes
 
     def add_wait(self, future: OpFuture[Any]) -> None:
-        """Make the commit of the running transaction wait for ``future`` too."""
+        """Make the commit of the running transaction wait for ``future``, too."""
         if self._transactor is not None:
             self._transactor.add_wait(future)
 
     async def call(self, fn: Callable[[], T]) -> T:
-        """Run a function on the shard's thread, between two steps of a transaction, once transactions run.
+        """Run a function on the shard's thread, between two steps of a transaction. Wait for transactions.
 
         Raise ``Closed`` if the shard has ended, or the error of ``fn``. After a cancellation ``fn`` may still
         run.
@@ -295,8 +295,8 @@ class Primary:
         """Store the hints of this recovery as a backup. Return at once for a shard without a log, and for a
         prefix of hints that is not permitted.
 
-        The shard serves meanwhile: the former hints recover the same state, and read more of the log. Raise
-        ``GazetteError`` if the assignment ends first.
+        The shard serves meanwhile, since the former hints recover the same state; they only read more of the
+        log. Raise ``GazetteError`` if the assignment ends first.
         """
         context = self._context
         if self._recovered_hints is None or not context.hint_keys.allows(self._spec.hint_prefix):
@@ -320,10 +320,10 @@ class Primary:
         await reach("promotion.hinted", self._shard.id, context.clock)
 
     async def keep_hints(self) -> None:
-        """Store new hints from time to time, so that a recovery reads no more than it must.
+        """Store new hints from time to time, so that a recovery reads little of the log.
 
         Run without end. Return at once for a shard without a log and, with a warning, for a prefix of hints
-        that is not permitted. Does not wait for `keep_backup_hints`. Raise ``Closed`` if the shard has ended,
+        that is not permitted. Do not wait for `keep_backup_hints`. Raise ``Closed`` if the shard has ended,
         or the error of its log.
         """
         context, recorder = self._context, self._recorder
@@ -345,7 +345,7 @@ class Primary:
             hints, flushed = await self.call(recorder.snapshot_hints)
             if hints == last_stored:
                 continue  # An idle shard does not write to etcd.
-            # The hints name operations. Do not store hints before the log has these operations.
+            # The hints name operations. Store the hints only once the log has these operations.
             await await_future(flushed)
             await reach("hints.storing", self._shard.id, context.clock)
             assignment = self._assignment_of()
@@ -360,25 +360,25 @@ class Primary:
                 ):
                     last_stored = hints
             except GazetteError as error:
-                # Continue, whatever etcd answers: the shard serves, and a recovery only reads more.
+                # Continue after any error of etcd: without new hints, a recovery only reads more.
                 log.warning(
                     "hints of shard %(shard)s are stored next time: %(error)s. %(hint)s",
                     {"shard": self._shard.id, "error": error, "hint": error.hint},
                 )
 
     def stop(self) -> None:
-        """End transactions before they take a message, a timer or an event. A commit may still begin. May be
+        """End transactions: take no more messages, timers or events. A commit may still begin. May be
         repeated."""
         self._inbox.stop()
 
     def destroy_store(self, afterwards: Callable[[], None]) -> OpFuture[None]:
         """Release the store on its thread, once a running callback has returned, and end the thread.
 
-        ``afterwards`` is called on the thread, even if the store raises.
+        Call ``afterwards`` on the thread, even if the store raises.
         """
 
         def destroy() -> None:
-            # Read `store` only here, on the thread: it may be opened after the call of `destroy_store`.
+            # Read `store` here, on the thread: the thread may open it after the call of `destroy_store`.
             try:
                 if self.store is not None:
                     self.store.destroy()

@@ -1,16 +1,16 @@
 """Restarts of failed shards: which shards, when, and how often.
 
-A shard is restarted only if its label `LABEL`, or else ``--consumer.max-restarts``, asks for that. Otherwise
-a failure that time does not cure would repeat for ever, and few operators would see it.
+A shard is restarted only if its label `LABEL`, or else ``--consumer.max-restarts``, permits that. Otherwise
+a failure that a restart cannot cure would repeat for ever, and few operators would see it.
 
-Two failures are exceptions:
+After two failures, a shard is restarted without a setting:
 
-- A shard was *fenced* and is still assigned. Its former owner set a fence late, which does not happen
+- It was *fenced* and is still assigned. Its former owner set a fence late, which does not happen
   again (see `gazette.consumer.shard.ownership`).
-- The shard's store has *rolled back* a transaction in favour of another one, for example of a zombie.
-  Repeated, the transaction succeeds.
+- Its store has *rolled back* a transaction in favour of another transaction, for example of a zombie. If the
+  transaction is repeated, it succeeds.
 
-These restarts are bounded too. Another cluster with the same shard would set a fence each time, and two
+These restarts are bounded, too. Another cluster with the same shard would set a fence each time, and two
 transactions may conflict for ever.
 """
 
@@ -36,14 +36,14 @@ WINDOW_S: Final = 600.0
 DELAY_S: Final = 1.0
 DELAY_MAX_S: Final = 60.0
 UNASKED_MAX: Final = 5
-"""Greatest number of restarts for each of the two exceptions within `WINDOW_S`. No setting changes it."""
+"""Greatest number of restarts without a setting within `WINDOW_S`, for each of the two failures."""
 ANNOUNCED: Final = "It is restarted after"
 """First words of the sentence that announces a restart in a status. Commands search for them."""
 
 
 @dataclass(frozen=True, slots=True)
 class RestartDecision:
-    """The decision about a failed shard. ``text`` is for readers of its status."""
+    """The decision about a failed shard. The shard's status shows ``text``."""
 
     delay_s: float | None
     """Seconds until the shard is restarted; None for no restart."""
@@ -70,7 +70,7 @@ def reason_of(
 ) -> RestartReason:
     """Return the kind of a failure, even if other errors wrap its cause.
 
-    ``classify`` is `Store.classify_error` of the shard's store; None without a store.
+    ``classify`` is `Store.classify_error` of the shard's store, or None if no store was made.
     """
     if any(isinstance(link, Fenced) for link in chain_of(error)):
         return RestartReason.FENCED
@@ -79,7 +79,7 @@ def reason_of(
         try:
             return ErrorCause.STORE if classify is None else classify(one)
         except Exception:
-            # The application may define this function. Even if it raises, the first failure must be reported.
+            # The application may define this function. If it raises, still report the first failure.
             log.exception("classify_error of a store has failed")
             return ErrorCause.STORE
 
@@ -87,7 +87,7 @@ def reason_of(
 
 
 class Restarts:
-    """Restarts of a member's shards. Pure: callers pass the time in."""
+    """Restarts of a member's shards. Pure: callers give the time."""
 
     def __init__(self, max_default: int) -> None:
         self._max_default = max_default
@@ -113,14 +113,14 @@ class Restarts:
         return RestartDecision(delay_s, f"{_REASONS[reason]}{text}")
 
     def count(self, shard_id: str, now: float) -> int:
-        """Return how often the shard was restarted within `WINDOW_S`."""
+        """Return the number of restarts of the shard within `WINDOW_S`."""
         return sum(len(self._recent(shard_id, reason, now)) for reason in RestartReason)
 
     def _recent(self, shard_id: str, reason: RestartReason, now: float) -> list[float]:
         return [time for time in self._moments.get((shard_id, reason), []) if now - time < WINDOW_S]
 
     def _allowed(self, spec: ShardSpec) -> tuple[int, str]:
-        """Return the limit of restarts, and the fault of the label; an empty text for a valid label."""
+        """Return the limit of restarts, and a text about an invalid label (empty for a valid label)."""
         text = spec.labels.value_of(LABEL)
         if not text:
             return self._max_default, ""
@@ -130,7 +130,7 @@ class Restarts:
 
 
 def _no_more(reason: RestartReason, count: int) -> str:
-    """Return why a shard is not restarted again."""
+    """Return a text that says why a shard is not restarted again."""
     times = f"{count} times within {WINDOW_S / 60:.0f} minutes"
     match reason:
         case RestartReason.FENCED:

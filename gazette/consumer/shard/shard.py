@@ -1,10 +1,10 @@
-"""One shard that is assigned to this member: from play-back to promotion to the end.
+"""One shard that is assigned to this member: from play-back over promotion to its end.
 
     start ──► BACKFILL ──head──► STANDBY ──slot 0──► (hand-off, store opened) ──► PRIMARY
                  └──────────────────┴──── any error ────────────────────────────► FAILED
 
-The loop side owns the life cycle, reads sources and talks to etcd. Everything of the application and
-of the store runs on the shard's own thread.
+Code on the event loop owns the life cycle, reads sources and calls etcd. All code of the application and of
+the store runs on the shard's own thread.
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ T = TypeVar("T")
 ExcInfo: TypeAlias = tuple[type[BaseException], BaseException, TracebackType | None]
 
 STOP_TIMEOUT_S: Final = 10.0
-"""Seconds that a stopped shard waits for a running callback. Then it leaves the thread alone."""
+"""Seconds that a stopped shard waits for a running callback. After that, it does not wait for the thread."""
 
 _RESTART_POLL_S: Final = 0.25
 _RECOVERY_REPORT_S: Final = 10.0
 READS_GRACE_S: Final = 60.0
-"""Seconds that queries of a standby may run after its promotion: they read its view, not its store."""
+"""Seconds for which queries of a standby may go on after its promotion. They read its view, not its store."""
 
 
 class Shard(WithTimers):
-    """A shard of this member. The resolver creates the shard for one assignment. Loop-bound. Callbacks see
-    the shard as `application.Shard`."""
+    """A shard of this member, which the resolver creates for one assignment. Loop-bound. Callbacks get the
+    shard as an `application.Shard`."""
 
     def __init__(self, context: ShardContext, item: DecodedKV, assignment: DecodedKV) -> None:
         self._context = context
@@ -65,19 +65,19 @@ class Shard(WithTimers):
         self.assignment = assignment
         self.progress = Progress()
         self.store_ready = asyncio.Event()
-        """Set once the store is open and the checkpoint restored, or the shard has ended."""
+        """Set once the store is open and its checkpoint restored, or once the shard has ended."""
         self.ended = asyncio.Event()
         """Set when the shard failed, or was stopped."""
         self.failure: BaseException | None = None
-        """The error that has made the shard FAILED; None so far."""
+        """The error that has made the shard FAILED; None before."""
         self.verdict: RestartDecision | None = None
         """The decision about a restart, once the shard has failed."""
         self.lag: tuple[int, float] | None = None
-        """The lag of a standby, in (bytes, seconds), at its last sample."""
+        """The lag of a standby, in (bytes, seconds), at its last measurement."""
         self.spec: ShardSpec = item.decoded.value.spec
-        """The specification in etcd now; after its deletion, the last version. The resolver sets it."""
+        """The present specification in etcd; after its deletion, the last version. The resolver sets it."""
         self._spec = self.spec
-        """The specification when the shard was created. Its log and hint keys apply until the next start."""
+        """The specification when the shard was created: its log and hint keys apply until the next start."""
         self._scope = TaskScope(f"shard {self.id}", on_failure=self._fail)
         self._reports = TaskScope(f"status of shard {self.id}")
         self._ownership = Ownership(
@@ -124,17 +124,17 @@ class Shard(WithTimers):
 
     @property
     def store(self) -> Store | None:
-        """The store, from its creation on. Use it once ``store_ready`` is set."""
+        """The store; None before it is made. Use it only once ``store_ready`` is set."""
         return None if self._primary is None else self._primary.store
 
     def start(self, *, primary: bool) -> None:
-        """Begin to recover, and then to serve if ``primary``. Do not block."""
+        """Begin to recover and, with ``primary``, to serve after that. Do not block."""
         self._spawn(self._follow_log(), "standby")
         if primary:
             self.promote(self.assignment)
 
     def promote(self, assignment: DecodedKV) -> None:
-        """Follow a promotion: ``assignment`` is the shard's new assignment, as primary."""
+        """Begin to serve as primary, which ``assignment``, the shard's new assignment, demands."""
         self.assignment = assignment
         if self.failure is None and not self._started_primary:
             self._started_primary = True
@@ -142,7 +142,7 @@ class Shard(WithTimers):
 
     @property
     def reads(self) -> StandbyReads | None:
-        """Queries of a standby. None for others, and for one that does not tail its log, or has ended."""
+        """Queries of a standby that has reached the head of its log. None for any other shard."""
         player = self._player
         if self._started_primary or self.ended.is_set() or player is None:
             return None
@@ -153,11 +153,11 @@ class Shard(WithTimers):
         return self._started_primary
 
     async def stop(self) -> None:
-        """End everything. Never raise. The shard takes no message after this call began. A complete
+        """End the shard. Never raise. The shard takes no message after the begin of this call. A complete
         transaction may still commit, unless the next owner has set its fence.
 
-        A callback that still runs after `STOP_TIMEOUT_S` keeps its thread, which releases the store when the
-        callback returns. The effects of such a callback are dropped.
+        If a callback runs longer than `STOP_TIMEOUT_S`, do not wait for it: its thread releases the store
+        when it returns. The effects of the callback are dropped.
         """
         self._stopping = True
         self.ended.set()
@@ -175,8 +175,8 @@ class Shard(WithTimers):
     async def _release(self) -> None:
         """Release the store and remove the files, once queries and a running callback have ended.
 
-        Wait for each of these `STOP_TIMEOUT_S` seconds at most. Queries that still run then lose the store.
-        A callback that still runs keeps the store and the files until it returns.
+        Wait at most `STOP_TIMEOUT_S` seconds for queries, and as long for the callback. After that, running
+        queries lose the store. A running callback keeps the store and the files until it returns.
         """
         primary, scratch = self._primary, self._scratch
 
@@ -206,7 +206,7 @@ class Shard(WithTimers):
             )
 
     def awaited(self, read_through: Mapping[str, int]) -> dict[str, int]:
-        """See `Primary.awaited`. The store must be open."""
+        """Return the result of `Primary.awaited`. The store must be open."""
         assert self._primary is not None
         return self._primary.awaited(read_through)
 
@@ -233,11 +233,11 @@ class Shard(WithTimers):
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         """Start a part of the life cycle under `_fail_on_error`."""
         task = self._scope.spawn(self._fail_on_error(work), name=name)
-        # A task that is cancelled before it begins never awaits ``work``: Python would warn.
+        # A task that is cancelled before it begins never awaits ``work``, of which Python would warn.
         task.add_done_callback(lambda _: work.close())
 
     async def _fail_on_error(self, work: Awaitable[None]) -> None:
-        """Run a part of the life cycle. An error makes the shard FAILED, unless it is being stopped."""
+        """Run a part of the life cycle. An error makes the shard FAILED, unless `stop` was called."""
         task = asyncio.current_task()
         try:
             await work
@@ -246,17 +246,17 @@ class Shard(WithTimers):
         except asyncio.CancelledError as error:
             if task is None or task.cancelling():
                 raise
-            # This task was not cancelled, but a future that it awaited was. Report a failure.
+            # Not this task was cancelled, but a future that it awaited. Report a failure.
             self._fail(Broken(f"something was cancelled unasked: {error!r}"))
         except BaseException as error:  # noqa: BLE001 - a silent shard would be worse
             self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
-        """Set the shard FAILED. After the first error, or a stop, change nothing."""
+        """Set the shard FAILED, for the first error only. After `stop`, change nothing."""
         if self.failure is not None or self._stopping:
             return
         self.failure = error
-        # End both waits of `_take_over`: the play-back for which it waits has failed.
+        # End both waits of `_take_over`, since the play-back has failed.
         self._player_ready.set()
         if not self._recovered.done():
             self._recovered.cancel()
@@ -281,7 +281,7 @@ class Shard(WithTimers):
         )
 
     async def _report_failure(self, status: ReplicaStatus) -> None:
-        """Report the failure in etcd. If a restart was decided, restart the shard after its delay."""
+        """Report the failure in etcd. If the verdict is a restart, restart the shard after its delay."""
         await self._update_status(status)
         if self.verdict is None or self.verdict.delay_s is None:
             return
@@ -289,9 +289,9 @@ class Shard(WithTimers):
         await retried(self._restart, "its restart", self.id, self._context.clock)
 
     async def _restart(self) -> None:
-        """Delete the failed assignment: the allocator makes a new one, or promotes a standby.
+        """Delete the failed assignment: the allocator makes a new assignment, or promotes a standby.
 
-        Repeat if etcd differs from the key space, which may lag: the status has promised a restart.
+        The status has promised a restart. So repeat if etcd differs from the key space, which may lag.
         """
         context = self._context
         while True:
@@ -316,7 +316,7 @@ class Shard(WithTimers):
     async def _follow_log(self) -> None:
         """Play the shard's log back, and follow the log until the hand-off that `_take_over` requests.
 
-        A shard without a log has nothing to play: report it as STANDBY, and return.
+        For a shard without a log, report STANDBY and return.
         """
         spec = self._spec
         spec.validate()  # Another tool may have applied an invalid specification.
@@ -357,7 +357,7 @@ class Shard(WithTimers):
             self._recovered.set_result(recovered)
 
     async def _announce_standby(self, player: Player) -> None:
-        """Report STANDBY once the head of the log is reached. Then sample the lag, until the promotion."""
+        """Report STANDBY once the head of the log is reached. Then measure the lag until the promotion."""
         await player.tailing.wait()
         await self._update_status(ReplicaStatus(ReplicaCode.STANDBY, ()))
 
@@ -386,7 +386,7 @@ class Shard(WithTimers):
             scope.cancel()
         played = context.clock.monotonic()
         if self.ended.is_set():
-            raise Closed("the shard has ended")  # `stop` has run already, and saw no primary.
+            raise Closed("the shard has ended")  # `stop` ran before there was a primary to stop.
         primary = self._primary = Primary(
             context,
             ShardParts(self, self.progress, self._ownership, self._scope, self.ended),
@@ -408,7 +408,7 @@ class Shard(WithTimers):
         await primary.run(checkpoint)
 
     async def _report_recovery(self) -> None:
-        """Log from time to time what the recovery waits for, or how far it has come."""
+        """Log from time to time the reason of a wait, or the progress of the recovery."""
         while True:
             await self._context.clock.sleep(_RECOVERY_REPORT_S)
             if reason := self.waits_for:
@@ -447,7 +447,7 @@ class Shard(WithTimers):
     async def call(self, fn: Callable[[], T]) -> T:
         """Run a function on the shard's thread, between two steps of a transaction.
 
-        Raise ``Closed`` unless the shard is primary, or ``fn``'s error. After a cancellation, it may run.
+        Raise ``Closed`` unless the shard is primary, or the error of ``fn``, which may run even if cancelled.
         """
         if self._primary is None:
             raise Closed("the shard is not primary", shard=self.id)
@@ -464,12 +464,12 @@ class Shard(WithTimers):
 
     @property
     def horizon_bytes(self) -> int | None:
-        """Bytes of the log that a recovery by hints of now reads. Any thread. None on standbys."""
+        """Bytes of the log that a recovery by present hints would read. Any thread. None on standbys."""
         return None if self._primary is None else self._primary.horizon_bytes
 
     @property
     def play_back(self) -> PlayProgress | None:
-        """Progress of play-back: on a standby, and on a primary until it has played its whole log."""
+        """Progress of play-back. None for a primary that has played its whole log."""
         has_played = self._recovered.done() if self._started_primary else False
         return None if self._player is None or has_played else self._player.progress
 

@@ -1,4 +1,4 @@
-"""The reason why a shard waits, for its status and for the commands that show it."""
+"""The reason why a shard waits, for its status and for commands."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ShardWaits:
         self._spec = spec
         self._pending = pending
         self._broker_reason = ""
-        """The reason that `watch` has got from a broker; empty without a reason."""
+        """The reason that a broker has given to `watch`; empty if it gave no reason."""
 
     @property
     def reason(self) -> str:
@@ -44,8 +44,8 @@ class ShardWaits:
     async def watch(self, progress: Callable[[], int]) -> NoReturn:
         """Ask brokers about the recovery log while ``progress`` does not change, until cancelled.
 
-        A broker lets some calls wait without an answer until its blob store can be listed again: so the calls
-        themselves do not learn the reason.
+        While a broker cannot list its blob store, it lets some calls wait without an answer. So these calls
+        do not learn the reason.
         """
         log = self._spec().recovery_log
         try:
@@ -60,7 +60,7 @@ class ShardWaits:
             self._broker_reason = ""
 
     def _repeated_reason(self) -> str:
-        """Return the journal of a call that is repeated, and its last answer; empty without such a call."""
+        """Return the journal of a repeated call, and the call's last answer; empty if no call is repeated."""
         spec, pending = self._spec(), self._pending()
         sources = [split_journal_meta(source.journal)[0] for source in spec.sources]
         for journal in (spec.recovery_log, *sources):

@@ -1,7 +1,7 @@
-"""Sources whose former bytes are not to be read again: those that were created again, and minimum offsets.
-Pure.
+"""Decides which former bytes a shard does not read again: of sources that were created again, and before
+minimum offsets. Pure.
 
-A shard reads another life of a source only from an offset that an operator has chosen for that life. The
+A shard reads a new life of a source only from an offset that an operator has chosen for this life. The
 choice is a label of the shard's specification. The original ignores this label.
 """
 
@@ -30,7 +30,7 @@ class SourceRestart(NamedTuple):
     journal: JournalName
     created: Revision
     offset: Offset | None
-    """None: the present life has the bytes of the former life, and the shard continues at its offset."""
+    """The chosen offset. None to continue at the old offset, since this life has the former life's bytes."""
 
     @property
     def label(self) -> Label:
@@ -68,9 +68,9 @@ def in_present_lives(
 ) -> Checkpoint:
     """Return a restored checkpoint, adapted to the present ``lives`` of the shard's sources.
 
-    Begin a source with another life at the offset that the operator has chosen, without states of producers.
-    If the operator has said that this life has the same bytes, keep the offset. Raise ``Corrupt`` if the
-    operator has chosen nothing for this life.
+    If a source has another life, begin at the offset that the operator has chosen, without states of
+    producers. If the operator has said that this life has the same bytes, keep the offset. Raise ``Corrupt``
+    if the operator has made no choice for this life.
     """
     sources, restarts = dict(checkpoint.sources), restarts_of(spec.labels)
     for journal, life in lives.items():
@@ -89,7 +89,7 @@ def in_present_lives(
 def without_earlier_spans(checkpoint: Checkpoint, read: Iterable[ShardSource]) -> Checkpoint:
     """Return a checkpoint without open transactions that began before the minimum offset of a source.
 
-    Change only sources whose minimum offset is beyond what the shard has read. To complete such a
+    Change only sources whose minimum offset is beyond all bytes that the shard has read. To complete an open
     transaction, the shard would read bytes before the minimum offset, which may be gone.
     """
     sources = dict(checkpoint.sources)
@@ -127,8 +127,8 @@ def in_words_of_shard(
     shard: ShardId,
     offset: Offset,
 ) -> GazetteError:
-    """Return the error of a shard for the error of a read of ``life``. Only another life has another
-    error."""
+    """Return the shard's error for the error of a read of ``life``: that of `another_life` if the journal was
+    created again, otherwise ``error`` itself."""
     if life is None or "created" not in error.facts:
         return error
     present = JournalLife(life.cluster_id, error.facts["created"])

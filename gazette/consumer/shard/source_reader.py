@@ -27,12 +27,12 @@ from gazette.runtime.tasks import TaskScope
 log = logging.getLogger(__name__)
 
 SUSPENDED_POLL_S: Final = 2.0
-"""Seconds between checks whether a fully suspended source was resumed."""
+"""Seconds between two checks whether a fully suspended source was resumed."""
 _LIFE_LOOKS_S: Final = (0.0, 1.0, 4.0)
-"""Pauses in seconds before checks whether a source was created again: brokers learn of that late."""
+"""Pauses in seconds before checks whether a source was created again, which brokers may notice late."""
 MISSING_LOOK_S: Final = 10.0
-"""Seconds between two looks at the reader of a source. If the reader got no bytes in between, ask whether a
-broker has bytes."""
+"""Seconds between two looks at the reader of a source. If the reader got no bytes in between, ask whether any
+broker has the next bytes."""
 SHORT_SOURCE_LOOKS: Final = 5
 SHORT_SOURCE_PAUSE_S: Final = 2.0
 SHORT_SOURCE_PAUSE_MAX_S: Final = 60.0
@@ -48,16 +48,16 @@ async def read_source(
 ) -> None:
     """Read a source into the inbox until the source fails or the shard ends. Report a failure to the inbox.
 
-    At the same time check the source: see `check_source`. A source that is created again during the read
-    fails. While no broker has the next bytes, ``missing`` holds their range of offsets, by source.
+    At the same time check the source: see `check_source`. If the source is created again during the read,
+    report that as a failure. While no broker has the next bytes, put their range of offsets into ``missing``.
     """
     interrupted = asyncio.Event()
     journal, offset, life = params.journal, params.offset, params.life
     reader = RetryReader(client, params, clock=clock, on_interrupted=interrupted.set)
 
     async def check() -> None:
-        """Check once that the journal still reaches ``offset``. Check its life after each interruption of the
-        read."""
+        """Check once that the journal still reaches ``offset``. After each interruption of the read, check
+        the journal's life."""
         if offset:
             await check_source(journal, offset, inbox, client, clock)
         while True:
@@ -77,8 +77,8 @@ async def read_source(
         try:
             await _read(reader, inbox, clock, shard_id)
         except GazetteError as error:
-            # Report every error: if the client was closed, the shard would otherwise wait for ever. If
-            # the inbox was stopped, it drops the report.
+            # Report every error, even that of a closed client: otherwise the shard would wait for ever. A
+            # stopped inbox drops the report.
             failure = in_words_of_shard(error, journal, life, shard_id, reader.offset)
             inbox.put(SourceFailed(journal, failure))
         finally:
@@ -95,12 +95,12 @@ async def _watch_missing(
 ) -> None:
     """Log a warning while a reader waits for bytes below the journal's head that no broker has.
 
-    The reader does not jump to the head: a blob store that is not mounted looks the same, and the messages
-    there must not be skipped. The reader jumps once bytes after the gap are stored.
+    The reader does not jump to the head. A blob store that is not mounted would look the same, and its
+    messages must not be skipped. The reader jumps once bytes after the gap are stored.
     """
     journal, start, question = reader.params.journal, reader.offset, RepeatedCall()
     # Offsets of the reader: at the last look; where no bytes were missing; where bytes may be missing.
-    offset = asked_at = suspected_at = -1  # None of these so far.
+    offset = asked_at = suspected_at = -1  # -1: no such offset yet.
     try:
         while True:
             await clock.sleep(MISSING_LOOK_S)
@@ -111,11 +111,11 @@ async def _watch_missing(
                 continue
             head = None if offset != last else await _missing_to(client, journal, offset, question)
             if head is not None and head <= offset == start:
-                # The reader has got no byte yet: perhaps all bytes of the journal were deleted.
+                # The reader has got no byte yet: all bytes of the journal may have been deleted.
                 head = await _confirmed_head(client, journal, head)
             if head is None or head <= offset or reader.offset != offset:
                 missing.pop(journal, None)
-                # No bytes are known to be missing. At the head, ask again only when the reader has moved.
+                # No bytes are known to be missing. At the head, ask again only after the reader has moved.
                 asked_at = -1 if head is None else offset
                 continue
             if suspected_at != offset:
@@ -137,9 +137,9 @@ async def _watch_missing(
 async def _missing_to(
     client: Client, journal: str, offset: int, question: RepeatedCall
 ) -> int | None:
-    """Return the head of a journal if its broker has no bytes at ``offset``, else None.
+    """Return the head of a journal if its broker has no bytes at ``offset``; otherwise None.
 
-    If the broker cannot answer, note the reason under ``question``: a waiting read does not learn it.
+    If the broker cannot answer, note the reason under ``question``, since a waiting read does not learn it.
     """
     reader = client.reader(ReadParams(journal, offset, block=False, metadata_only=True))
     client.waits.end(question)
@@ -148,7 +148,7 @@ async def _missing_to(
     except NotYet:
         return reader.write_head
     except GazetteError as error:
-        # Only note the error: one that ends the read reaches `_read`, which handles it.
+        # Only note the error: if it also ends the read, `_read` handles it.
         client.waits.note(question, journal, error)
         return None
     finally:
@@ -159,7 +159,7 @@ async def _missing_to(
 async def _life(client: Client, journal: str) -> JournalLife | None:
     """Return the present life of a journal; None if it is unknown now.
 
-    Our brokers tell readers the life. Brokers of the original tell the life only in a list.
+    Our brokers report the life to readers. Brokers of the original report it only in a list.
     """
     try:
         return (await client.get_journal(journal)).life
@@ -194,15 +194,15 @@ async def _read(reader: RetryReader, inbox: Inbox, clock: Clock, shard_id: str) 
 
 
 async def _confirmed_head(client: Client, journal: str, head: int) -> int:
-    """Return the head of a journal, from an empty append; ``head`` if that fails. ``head`` is the head in an
-    answer to a read.
+    """Return the head of a journal, as an empty append finds it. If the append fails, return ``head``, which
+    is from an answer to a read.
 
-    That head may be too low if fragments were pruned: it is 0 if all fragments were pruned.
+    The head in an answer to a read may be too low if fragments were pruned: 0 if all were pruned.
     """
     try:
         return max(head, await write_head(client, split_journal_meta(journal)[0]))
     except GazetteError as error:
-        # This member may lack the right to append, for example. Then use the head of the read.
+        # For example, this member may lack the right to append. Use the head of the read.
         log.info(
             "the head of source %(journal)s cannot be confirmed: %(error)s",
             {"journal": journal, "error": error},
@@ -215,14 +215,14 @@ async def check_source(
 ) -> None:
     """Report a source as failed to the inbox if it ends before ``offset``, up to which the shard has read it.
 
-    Otherwise the shard would wait in silence, and later read from the middle of other content.
+    Without this check, the shard would wait in silence, and later read from the middle of other content.
     """
     head: int | None = None
     short = unknown = 0
     while short < SHORT_SOURCE_LOOKS:
         head = await journal_head(client, split_journal_meta(journal)[0])
         if head is None:
-            # Brokers that are away or starting do not know the head: ask again.
+            # No broker says the head now, for example because brokers are starting: ask again.
             unknown += 1
             await clock.sleep(min(SHORT_SOURCE_PAUSE_MAX_S, SHORT_SOURCE_PAUSE_S * unknown))
             continue

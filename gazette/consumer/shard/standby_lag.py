@@ -14,14 +14,14 @@ from gazette.recoverylog.playback.player import Player
 from gazette.runtime.clock import Clock
 
 SAMPLES_MAX: Final = 4096
-"""Greatest number of heads to keep. Beyond it, the oldest are dropped: the lag in seconds is too low."""
+"""Greatest number of heads to keep. With more, the oldest are dropped, and the lag in seconds is too low."""
 
 
 class StandbyLag:
-    """Lag computed from samples of a log's head and the played offset. Pure: callers pass the time in.
+    """Lag computed from samples of a log's head and the played offset. Pure: callers give the time.
 
-    The lag in seconds is the age of the oldest sampled head that is not reached. It is exact to the interval
-    between two samples.
+    The lag in seconds is the age of the oldest sampled head that the standby has not reached. Its error is at
+    most the time between two samples.
     """
 
     def __init__(self) -> None:
@@ -62,8 +62,8 @@ async def watch_lag(
 ) -> None:
     """Sample the head of a standby's log, until the shard is no standby any more.
 
-    Report each head to the player: so a player that gets no bytes fails before a promotion needs it. Call
-    ``note`` with the lag in (bytes, seconds), and with None at the end.
+    Report each head to the player, so that a player that gets no bytes fails before a promotion needs it.
+    Call ``note`` with the lag in (bytes, seconds), and with None at the end.
     """
     lag, last_at, last_bytes = StandbyLag(), clock.monotonic(), player.progress.bytes_read
     has_gauges = False
@@ -90,7 +90,7 @@ async def watch_lag(
 
 
 async def journal_head(client: Client, journal: str) -> int | None:
-    """Return the head of a journal, from any of its brokers; None if no broker says it now."""
+    """Return the head of a journal, from any of its brokers; None if no broker answers with it now."""
     reader = client.reader(ReadParams(journal, offset=-1, block=False, metadata_only=True))
     try:
         await reader.read()

@@ -1,9 +1,9 @@
 """Queries on a hot standby: editions of the shard's state, and their age.
 
 A query names the largest age that its answer may have. An edition is the state at the end of the recovery
-log at one moment; the log's primary broker says where the end is. A query that needs a newer edition makes
-one, for all queries that wait. A query whose edition has more than half of the allowed age makes the next
-edition ahead of time. A standby without queries does nothing.
+log at one moment; the log's primary broker says where the end is. A query that needs a newer edition has it
+made, for all waiting queries. If an edition is older than half of the allowed age, the query has the next
+edition made ahead of time. A standby without queries makes no editions.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class Player(Protocol):
 
 
 class ReadSnapshot:
-    """An edition: the state as of one moment. Loop-bound. Released once it is replaced and no query uses it,
-    or at the end of the standby."""
+    """An edition: the state at one moment. Loop-bound. Released once it is replaced and no query uses it, or
+    at the end of the standby."""
 
     def __init__(self, reader: Any, as_of: float) -> None:
         self.reader = reader
         self.as_of = as_of
-        """Time of the monotonic clock, in seconds: all earlier commits are in the edition."""
+        """Time of the monotonic clock, in seconds. The edition has all commits before this time."""
         self.uses = 0
         """Number of queries that use the edition."""
         self.replaced = False
@@ -67,21 +67,21 @@ class StandbyReads:
         """The application's view, made at the first query."""
         self._current: ReadSnapshot | None = None
         self._older: ReadSnapshot | None = None
-        """The edition before, while a query uses it. No third edition is made until it is released."""
+        """The former edition, while a query uses it. Until it is released, no third edition is made."""
         self._refreshing: asyncio.Task[None] | None = None
         self._released = asyncio.Event()
         self._closed = False
 
     @property
     def staleness_s(self) -> float | None:
-        """Age of the present edition in seconds; None without an edition."""
+        """Age of the present edition in seconds; None if there is no edition."""
         return None if self._current is None else self.age_s(self._current)
 
     async def begin(self, max_staleness_s: float) -> ReadSnapshot:
-        """Return an edition of at most that age. The caller gives the edition back by ``end``.
+        """Return an edition whose age is at most ``max_staleness_s``. The caller returns it by ``end``.
 
         Raise ``NotAllowed`` if the application has no view. Raise the error of a failed attempt to make
-        an edition. Raise ``Moved`` when the standby has ended, or needs longer than ``max_staleness_s`` to
+        an edition. Raise ``Moved`` if the standby has ended, or needs longer than ``max_staleness_s`` to
         make an edition. The caller bounds the wait.
         """
         asked_at = self._clock.monotonic()
@@ -95,20 +95,20 @@ class StandbyReads:
                 edition.uses += 1
                 return edition
             if edition is not None and edition.as_of >= asked_at:
-                # The edition made for this query is too old already, and the next one would be too.
+                # The edition made for this query is already too old, and the next would be too old as well.
                 raise Moved(
                     "the standby cannot make an edition as fresh as the query needs",
                     staleness_s=self.age_s(edition),
                 )
             refresh = self._refresh()
-            # A cancellation of this call does not end the task: other queries wait for the task too.
+            # A cancellation of this call does not end the task, for which other queries may wait.
             await asyncio.wait({refresh})
             if refresh.cancelled():
                 raise Moved("the standby has ended")
             refresh.result()
 
     def age_s(self, edition: ReadSnapshot) -> float:
-        """Return the age of an edition in seconds. The edition has all commits that are older than that."""
+        """Return the age of an edition in seconds. The edition has all commits older than this age."""
         return self._clock.monotonic() - edition.as_of
 
     def end(self, edition: ReadSnapshot) -> None:
@@ -120,7 +120,7 @@ class StandbyReads:
                 self._drop(edition)
 
     def _refresh(self) -> asyncio.Task[None]:
-        """Return the task that makes the next edition. Begin one if none runs."""
+        """Return the task that makes the next edition. Begin a task if none runs."""
         if self._refreshing is None or self._refreshing.done():
             self._refreshing = self._scope.spawn(self._make_edition(), name="edition")
             self._refreshing.add_done_callback(_retrieve_error)
@@ -128,7 +128,7 @@ class StandbyReads:
 
     async def _make_edition(self) -> None:
         """Make the next edition, which replaces the present one. For the errors see `begin`."""
-        while self._older is not None:  # A long query still reads the edition before.
+        while self._older is not None:  # A long query still reads the former edition.
             self._released.clear()
             await self._released.wait()
         as_of = self._clock.monotonic()
@@ -147,8 +147,8 @@ class StandbyReads:
                 self._drop(former)
 
     def _new_reader(self, files: PlayedFiles) -> Any:
-        """Return the reader of a new edition. On a thread. Raise ``NotAllowed`` if the application makes no
-        views."""
+        """Return the reader of a new edition. Called on a thread. Raise ``NotAllowed`` if the application
+        makes no views."""
         if self._view is None:
             make_private(self._directory)
             self._view = self._new_view(self._directory)
@@ -167,13 +167,13 @@ class StandbyReads:
 
     def _release(self, edition: ReadSnapshot) -> None:
         if self._view is not None:
-            # Release the reader before the next refresh. A release closes connections, and does not block.
+            # Release the reader now, before the next refresh. This closes connections, and does not block.
             self._view.release(edition.reader)
 
     async def close(self, grace_s: float) -> None:
-        """Refuse new queries, give running ones ``grace_s`` seconds, and release everything.
+        """Refuse new queries, give running queries ``grace_s`` seconds, and release everything.
 
-        A query that still runs then gets `Closed` from its reads. A second call returns at once.
+        The reads of a query that runs longer raise `Closed`. A second call returns at once.
         """
         if self._closed:
             return
@@ -199,6 +199,6 @@ class StandbyReads:
 
 
 def _retrieve_error(task: asyncio.Task[None]) -> None:
-    """Retrieve the task's error: Python warns of an error that nothing has retrieved."""
+    """Retrieve the task's error, so that Python does not warn of an error that was never retrieved."""
     if not task.cancelled():
         task.exception()

@@ -1,4 +1,4 @@
-"""The status of this member's replica of a shard, for other members and operators to see in etcd."""
+"""The status of this member's replica of a shard, which other members and operators read in etcd."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ async def update_status(
 ) -> None:
     """Increase the status at an assignment key, and wait until the key space shows it.
 
-    A status never goes down, and a failure stays until the assignment is deleted: the new value is the
-    greater of both. ``key_of`` returns the key, which a promotion may change meanwhile. Retry, whatever etcd
-    answers: otherwise no reader would learn the status. If etcd stays away, the lease ends the shard. Return
-    when the status is written or the assignment is gone. A cancelled call may have written the status.
-    """
+    A status never goes down, and a failure stays until the assignment is deleted: write the greater of the
+    present and the given status. ``key_of`` returns the key, which a promotion may change meanwhile. Retry
+    after any error of etcd, since readers must learn the status. If etcd stays away, the end of the lease
+    ends the shard. Return when the status is written or the assignment is gone. A cancelled call may have
+    written the status."""
     attempt = 0
     while True:
         key = key_of()
@@ -38,7 +38,7 @@ async def update_status(
             return
         present: ReplicaStatus = kv.decoded.value
         if status.code <= present.code and set(status.errors) <= set(present.errors):
-            return  # An earlier attempt whose answer was lost may have written it.
+            return  # It is written already, perhaps by an attempt whose answer was lost.
         combined = present.reduce(status)
         try:
             result = await etcd.txn(

@@ -1,4 +1,4 @@
-"""The thread of a shard: everything of this shard that may block runs there."""
+"""The thread of a shard, which runs all code of the shard that may block."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class Worker(Protocol):
-    """Worker that runs the functions of one shard in order. Functions may block. `ShardThread` is one.
+    """Worker that runs the functions of one shard in order, such as a `ShardThread`. Functions may block.
 
     The worker of a simulation waits in virtual time. So functions wait only by ``condition`` or ``wait``.
     """
@@ -36,8 +36,8 @@ class Worker(Protocol):
         ...
 
     def wait(self, future: OpFuture[Any], timeout_s: float | None) -> bool:
-        """Block the running function until the future is done. Return False if that takes longer than
-        ``timeout_s`` seconds (None: no limit)."""
+        """Block the running function until the future is done. Return False after ``timeout_s`` seconds; None
+        means no limit."""
         ...
 
 
@@ -48,7 +48,7 @@ WorkerFactory: TypeAlias = Callable[[str], Worker]
 class ShardThread:
     """One thread that runs functions one after the other.
 
-    The thread is a daemon: a callback that never returns delays no other shard, nor the process's end.
+    The thread is a daemon: a callback that never returns delays no other shard, and not the process's end.
     """
 
     def __init__(self, name: str) -> None:
@@ -97,4 +97,4 @@ class ShardThread:
                 future.set_exception(as_plain_error(error))
             else:
                 future.set_result(result)
-            del fn, future, work  # The wait for the next function must not keep these alive.
+            del fn, future, work  # Do not keep these alive during the wait for the next function.

@@ -1,4 +1,4 @@
-"""Timers of a shard in memory, for stores that write their whole state at each commit."""
+"""Keep the timers of a shard in memory, for stores that write their whole state at each commit."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class _Encoded(msgspec.Struct, omit_defaults=True):
 
 
 class MemoryTimers(TimerTable):
-    """Timers in sorted lists, without transactions: the store writes them with its state."""
+    """Timers in sorted lists, without transactions: the store writes the timers with its state."""
 
     def __init__(self, data: bytes = b"") -> None:
         """Decode the result of `to_json`. Raise ``Corrupt`` if it does not decode."""
@@ -60,7 +60,7 @@ class MemoryTimers(TimerTable):
 
     @property
     def is_empty(self) -> bool:
-        """True if there is nothing to write."""
+        """True if there are no timers and no state of a watermark to write."""
         return self._event_time is None and not self.holds_timers
 
     def put(self, domain: TimeDomain, row: TimerRow) -> None:

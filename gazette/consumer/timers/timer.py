@@ -1,4 +1,4 @@
-"""A timer, its time domain, and the table in which a store keeps timers. Pure."""
+"""A timer, its time domain, and the table of a store's timers. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MICROSECOND: Final = timedelta(microseconds=1)
 
 
 class TimeDomain(enum.Enum):
-    """Clock that a timer waits for."""
+    """Clock by which a timer becomes due."""
 
     PROCESSING = 0
     """Clock of the member that runs the shard."""
@@ -32,17 +32,17 @@ class TimeDomain(enum.Enum):
 
 
 class Timer(NamedTuple):
-    """A timer that is due, as ``on_timer`` gets it."""
+    """A timer that is due: the argument of ``on_timer``."""
 
     key: str
     at: datetime
-    """Time that the timer was scheduled for, in UTC and whole microseconds."""
+    """Time for which the timer was scheduled, in UTC and whole microseconds."""
     payload: bytes
     domain: TimeDomain
 
 
 class TimerRow(NamedTuple):
-    """A timer as a store keeps it. ``at_us`` is in Unix microseconds."""
+    """A timer in a store. ``at_us`` is in Unix microseconds."""
 
     at_us: int
     key: str
@@ -65,11 +65,11 @@ class EventTime:
 
     The time of a message is the time that its source declares by ``time=``. Without a declaration, the time
     is the clock of the message's UUID: the wall time of its publisher. Take the greatest time of each
-    source. The watermark is the least of these, minus ``lateness``. A message before the watermark is late.
+    source. The watermark is the least of these times, minus ``lateness``. A message before it is late.
 
-    A source holds the watermark back until it has had no message for ``idle_after``: it is then idle. Once
-    all sources are idle, the greatest of their times counts. With None, no source becomes idle.
-    """
+    A source holds the watermark back until it has had no message for ``idle_after``, and so is idle. Once
+    all sources are idle, the greatest of their times counts. If ``idle_after`` is None, no source is ever
+    idle."""
 
     lateness: timedelta = timedelta(0)
     idle_after: timedelta | None = None
@@ -95,10 +95,10 @@ def duration_us(name: str, value: object, least: timedelta = timedelta(0)) -> in
 
 
 class TimerTable(ABC):
-    """Timers of one shard, in its store's running transaction. On the shard's thread.
+    """Timers of one shard, in its store's running transaction. Used on the shard's thread.
 
     A change commits with the transaction, and a savepoint can undo it. At most one timer has a given
-    domain and key. Timers are ordered by `Position`, keys by their code points.
+    domain and key. Timers are ordered by `Position`, in which keys are ordered by code points.
     """
 
     @abstractmethod
@@ -117,11 +117,11 @@ class TimerTable(ABC):
 
     @abstractmethod
     def first(self, domain: TimeDomain, after: Position) -> int | None:
-        """Return the time of the first timer after ``after``, in Unix microseconds; None without a timer."""
+        """Return the time of the first timer after ``after``, in Unix microseconds. None: no timer."""
 
     @abstractmethod
     def event_time(self) -> bytes | None:
-        """Return the value that `set_event_time` wrote last; None if none was ever written."""
+        """Return the last value of `set_event_time`; None before its first call."""
 
     @abstractmethod
     def set_event_time(self, value: bytes) -> None:
@@ -162,7 +162,7 @@ def unix_us(at: object) -> int:
 def time_at(at_us: int) -> datetime:
     """Return Unix microseconds as a time in UTC.
 
-    A watermark may be outside of the years 1 to 9999: return the nearest time within these years.
+    For a watermark outside of the years 1 to 9999, return the nearest time within these years.
     """
     return _EPOCH + timedelta(microseconds=min(max(at_us, FIRST_US), LAST_US))
 
@@ -193,7 +193,7 @@ def check_key(key: object) -> str:
 
 
 def check_payload(payload: object) -> bytes:
-    """Return the payload of a timer. Raise ``InvalidValue`` unless it is bytes, 64 KiB at most."""
+    """Return the payload of a timer. Raise ``InvalidValue`` unless it is bytes of at most 64 KiB."""
     if not isinstance(payload, bytes):
         raise InvalidValue(
             f"the payload of a timer is of type {type(payload).__name__}",
@@ -210,7 +210,7 @@ def check_payload(payload: object) -> bytes:
 
 
 def check_domain(domain: Any) -> TimeDomain:
-    """Return the domain of a timer. Raise ``Invalid`` for another type."""
+    """Return the domain of a timer. Raise ``Invalid`` for a value that is no `TimeDomain`."""
     if not isinstance(domain, TimeDomain):
         raise Invalid(
             f"the domain of a timer is of type {type(domain).__name__}",

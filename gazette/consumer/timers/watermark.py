@@ -1,7 +1,7 @@
 """The watermark of a shard: how far its sources have come in event time. Pure.
 
-Times are Unix microseconds. `observe` notes the time of a message. `watch` notes the present time, by which
-sources become idle.
+Times are Unix microseconds. `observe` notes the time of a message. `watch` notes the present time, with which
+sources may become idle.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class _State(msgspec.Struct):
     watermark: int | None = None
     sources: dict[str, int] = {}
     times: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
-    """Declared times of the sources that have them, as `MessageTime.text`."""
+    """For each source with a declared time, the text of the time: `MessageTime.text`."""
 
 
 class Watermark:
@@ -52,11 +52,10 @@ class Watermark:
         self._greatest: dict[JournalName, int | None] = dict.fromkeys(sources)
         """By source, the greatest time of its messages; None before its first message."""
         self._seen: dict[JournalName, float] = dict.fromkeys(sources, now)
-        """By source, when its last message came, by the monotonic clock. At first, the time of the start."""
+        """By source, the monotonic time at which its last message came; before, the time of the start."""
         self._now = now
         self.value: int | None = None
-        """The watermark; None until it is known: no message has come, or a source without messages holds it
-        back."""
+        """The watermark. None while no message has come, or while a source without messages holds it back."""
 
     def observe(self, journal: JournalName, at_us: int) -> None:
         """Note the time of a message of a source."""
@@ -67,15 +66,14 @@ class Watermark:
             self._advance()
 
     def watch(self, now: float) -> None:
-        """Note the present time: sources may have become idle."""
+        """Note the present time, since sources may have become idle."""
         self._now = now
         if self._idle_s is not None:
             self._advance()
 
     @property
     def next_idle_at(self) -> float | None:
-        """Time at which the next source becomes idle, by the monotonic clock; None if no source will become
-        idle."""
+        """Monotonic time at which the next source becomes idle; None if no source will become idle."""
         idle_s = self._idle_s
         if idle_s is None:
             return None

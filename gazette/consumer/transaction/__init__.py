@@ -1,1 +1,1 @@
-"""A shard's transactions: messages in, commits out."""
+"""A shard's transactions, which consume messages and commit their effects."""

@@ -1,10 +1,10 @@
-"""Stage 13 of the byte path: hands committed messages and timers to the application.
+"""Stage 13 of the byte path: gives committed messages and timers to the application.
 
 The application may also defer a message to the next transaction, or raise an error. The error ends the shard,
 unless the shard's `PoisonPolicy` skips the message. Before a skip, the message's effects are undone: in the
-store by a savepoint, and in the publisher. The effects of a deferred batch are undone too, since a smaller
-batch is delivered next. A store without savepoints keeps its changes. Timers are delivered in the same way,
-but cannot be deferred.
+store by a savepoint, and in the publisher. The effects of a deferred batch are undone, too, since a smaller
+batch is delivered next. (A store without savepoints keeps its changes.) Timers are delivered in the same
+way, but cannot be deferred.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ class TimersDue(Exception):
 def deliver_in_halves(
     batch: Sequence[Envelope[Any]], attempt: Callable[[Sequence[Envelope[Any]]], int]
 ) -> int:
-    """Consume a batch by ``attempt``. Return how many messages were consumed: not all if one was deferred.
+    """Consume a batch by ``attempt``. Return the number of consumed messages: all, unless one was deferred.
 
-    ``attempt`` takes a batch and returns that number. If ``attempt`` raises `DeferToNextTransaction`,
-    the batch had no effect: try its halves. So the transaction ends before the first message that is
-    deferred alone.
+    ``attempt`` takes a batch and returns the number of consumed messages. If it raises
+    `DeferToNextTransaction`, the batch had no effect: try its halves. So the transaction ends before the
+    first message that is deferred alone.
     """
     try:
         return attempt(batch)
@@ -94,24 +94,24 @@ class Dispatcher:
         self._inbox = inbox
         self._poison = poison
         self._skips_errors = poison is not None and not poison.policy.malformed_only
-        """True if the policy skips messages and timers for which the application raises."""
+        """True if the policy skips messages and timers for which the application raises an error."""
         observes = timers is not None and timers.observes
         self._untimed = UntimedMessages(
             bool(declared_times(application, callbacks.shard)), clock_places if observes else {}
         )
         self._misplaced = MisplacedMessages(callbacks, poison)
         self._unchecked: set[JournalName] = set()
-        """Sources whose messages need neither a check of their keys nor of their times."""
+        """Sources whose messages need no check of keys and no check of times."""
         self._gets_single_messages = (
             type(application).consume_messages is Application.consume_messages
         )
         """True if the application gets messages one by one, and not in batches."""
 
     def deliver(self, batch: Sequence[Envelope[Any]]) -> None:
-        """Have the application consume a batch. Leave out acknowledgements, unless it wants them.
+        """Have the application consume a batch. Leave out acknowledgements, unless ``deliver_acks`` is set.
 
         Raise `Deferred` or `TimersDue` if only a part of the batch is done. Raise ``ApplicationFailed`` for
-        an error of the application, but a `GazetteError` as it is. Raise ``Closed`` once the inbox is
+        an error of the application; a `GazetteError` passes through. Raise ``Closed`` once the inbox is
         stopped. Raise the error of a message that the policy cannot skip.
         """
         delivered = batch
@@ -128,16 +128,16 @@ class Dispatcher:
             raise TimersDue(position) if due else Deferred(position)
 
     def _needs_no_check(self, journal: JournalName) -> bool:
-        """Return True if no message of a source can be misplaced, or lack its time. Remember that source."""
+        """Return True if no message of a source can be misplaced or lack its time. Remember such a source."""
         if self._misplaced.checks(journal) or self._untimed.checks(journal):
             return False
         self._unchecked.add(journal)
         return True
 
     def _deliver_checked(self, batch: Sequence[Envelope[Any]]) -> tuple[int, bool]:
-        """Deliver a batch that needs checks. By the policy, count its misplaced messages, or take them out
-        when their turn comes. Return how many messages are done, and True if timers are due. A message that
-        was taken out is done."""
+        """Deliver a batch that needs checks. Count its misplaced messages or take them out, as the policy
+        says. Return the number of messages that are done, and True if timers are due. A message that was
+        taken out is done."""
         misplaced = self._misplaced.find(batch)
         if not misplaced:
             return self._deliver_timed(batch)
@@ -166,9 +166,9 @@ class Dispatcher:
         return envelope.event_us is not None and timers.observe(envelope)
 
     def _deliver_timed(self, batch: Sequence[Envelope[Any]]) -> tuple[int, bool]:
-        """Deliver a batch whose misplaced messages, if any, are consumed like others. Skip messages without
-        their time, or raise their error without a policy. Return how many messages are done, and True if
-        timers are due."""
+        """Deliver a batch without a check of keys. Skip messages that lack their time; without a policy,
+        raise the error of such a message. Return the number of messages that are done, and True if timers
+        are due."""
         untimed = self._untimed.find(batch) if batch else []
         if not untimed:
             return self._deliver_all(batch)
@@ -186,8 +186,8 @@ class Dispatcher:
         return begin + consumed, due
 
     def _deliver_all(self, batch: Sequence[Envelope[Any]]) -> tuple[int, bool]:
-        """Deliver a batch that needs no check. Return how many messages were consumed, and True if it has
-        stopped because timers are due."""
+        """Deliver a batch that needs no check. Return the number of consumed messages, and True if due timers
+        have stopped the delivery."""
         if not batch:
             return 0, False
         if self._timers is not None and self._timers.observes:
@@ -198,11 +198,11 @@ class Dispatcher:
     def _deliver_observed(
         self, timers: ShardTimers, batch: Sequence[Envelope[Any]]
     ) -> tuple[int, bool]:
-        """Deliver a batch, and note the times of its messages for the watermark. Between single messages,
-        stop when timers are due. Return how many were consumed, and True if due timers have stopped it."""
+        """Deliver a batch, and note the times of its messages for the watermark. If messages are delivered
+        one by one, stop when timers are due. Return the same as `_deliver_all`."""
         if (
             not self._gets_single_messages
-        ):  # Do not stop: timers that become due fire after the whole batch.
+        ):  # Do not stop: timers that become due during the batch fire after it.
             consumed = self._deliver_batch(batch)
             for envelope in batch[:consumed]:
                 timers.observe(envelope)
@@ -215,8 +215,8 @@ class Dispatcher:
         return len(batch), False
 
     def fire(self, timer: Timer) -> None:
-        """Have the application handle a timer that is due, or skip it by the policy. Raise
-        ``ApplicationFailed``, but a `GazetteError` as it is. Raise ``Closed`` once the inbox is stopped."""
+        """Have the application handle a timer that is due, or skip the timer if the policy says so. Raise the
+        errors of `deliver`."""
         self._inbox.require_running()
         self._callbacks.running_callback.enter("on_timer", timer)
         try:
@@ -259,8 +259,8 @@ class Dispatcher:
             poison.skip_timer(timer, error)
 
     def _deliver_each(self, batch: Sequence[Envelope[Any]]) -> int:
-        """Deliver messages singly. Return how many were consumed: not all if a message was deferred. Raise
-        ``ApplicationFailed`` if the callback fails, but a `GazetteError` as it is."""
+        """Deliver messages one by one. Return the number of consumed messages: all, unless one was deferred.
+        Raise ``ApplicationFailed`` for an error of the callback; a `GazetteError` passes through."""
         application, shard, store = self._application, self._callbacks.shard, self._store
         publisher, inbox = self._publisher, self._inbox
         consume, skips_errors = application.consume_message, self._skips_errors
@@ -306,7 +306,7 @@ class Dispatcher:
             poison.skip_message(envelope, error)
 
     def _is_poison(self, error: BaseException) -> bool:
-        """Return True if the store blames the message, and the policy covers the error."""
+        """Return True if the message is the cause of the error, and the policy covers the error."""
         poison = self._poison
         if poison is None or not poison.policy.is_poison(error):
             return False
@@ -323,7 +323,7 @@ class Dispatcher:
     def _callback_failure(
         self, callback: str, error: BaseException, place: dict[str, Any]
     ) -> ApplicationFailed:
-        """Return the error for what a callback raised, with a hint for errors of the store."""
+        """Return the error for a callback's exception, with a hint for errors of the store."""
         failed = application_failed(callback, error, **place)
         match self._cause_of(error):
             case ErrorCause.TRANSIENT:
@@ -333,17 +333,17 @@ class Dispatcher:
         return failed
 
     def _deliver_batch(self, batch: Sequence[Envelope[Any]]) -> int:
-        """Deliver a batch at once. Return how many were consumed: not all if a message was deferred.
+        """Deliver a batch at once. Return the number of consumed messages: all, unless one was deferred.
 
-        If a batch is poison, deliver smaller parts of it, to find the message that is to blame.
+        If a batch is poison, deliver smaller parts of it, to find the message that is the cause.
         """
         return deliver_in_halves(batch, self._attempt_or_skip)
 
     def _attempt_or_skip(self, batch: Sequence[Envelope[Any]]) -> int:
-        """Deliver a batch in one attempt. If it is poison, deliver its parts, and skip a single message.
+        """Deliver a batch in one attempt. If it is poison, deliver its parts; skip a single message.
 
-        Return how many messages are done. Let `DeferToNextTransaction` and other `GazetteError` pass that no
-        policy covers. Raise ``ApplicationFailed`` for any other error.
+        Return the number of messages that are done. `DeferToNextTransaction` and any other `GazetteError`
+        that no policy covers pass through. Raise ``ApplicationFailed`` for any other error.
         """
         self._inbox.require_running()
         try:
@@ -360,7 +360,7 @@ class Dispatcher:
                 return 1
         else:
             return len(batch)
-        # Find the message that is to blame: one by one, or by halves of a table.
+        # Find the message that is the cause: one by one, or by halves of a table.
         step = len(batch) // 2 if isinstance(batch, MessageRows) else 1
         for position in range(0, len(batch), step):
             part = batch[position : position + step]
@@ -369,8 +369,8 @@ class Dispatcher:
         return len(batch)
 
     def _attempt(self, batch: Sequence[Envelope[Any]]) -> None:
-        """Have the application consume a batch. If it defers, or raises an error under a policy, undo the
-        batch's effects."""
+        """Have the application consume a batch. Undo the batch's effects if the application defers, or if it
+        raises an error and there is a policy."""
         callback = self._application.batch_callback
         self._callbacks.running_callback.enter(callback, batch)
         try:
@@ -384,10 +384,10 @@ class Dispatcher:
 
     @contextmanager
     def _undoing(self, *, deferred: bool) -> Iterator[None]:
-        """Undo the block's publishes and, by a savepoint, its changes of the store if the block raises.
+        """Undo the publishes of a block that raises and, by a savepoint, its changes of the store.
 
-        After a deferral, undo only if ``deferred``. After another error, undo only under a policy that skips
-        errors: without it, the error ends the shard.
+        After a deferral, undo only if ``deferred``. After any other error, undo only if the policy skips
+        errors: without such a policy, the error ends the shard.
         """
         savepoint = self._store.savepoint() if self._store.has_savepoints else None
         self._publisher.hold(strict=self._skips_errors)
@@ -396,7 +396,7 @@ class Dispatcher:
         except BaseException as error:
             is_deferral = isinstance(error, DeferToNextTransaction)
             if is_deferral and not deferred:
-                # Undo nothing, as without a policy: effects before the deferral stay.
+                # Undo nothing: effects before the deferral stay, as they do without a policy.
                 self._publisher.release()
                 if savepoint is not None:
                     savepoint.release()

@@ -26,7 +26,7 @@ class MisplacedMessages:
         self._shard = callbacks.shard
         self._poison = poison
         self._checks = KeyChecks(callbacks.application.key_place)
-        # Messages that an application brings itself belong to no partition.
+        # Messages of a `MessageProducer` belong to no partition.
         self._is_needed = not isinstance(callbacks.application, MessageProducer)
 
     def checks(self, journal: str) -> bool:
@@ -39,7 +39,7 @@ class MisplacedMessages:
         return [] if check is None else check.misplaced(batch)
 
     def are_consumed(self, journal: str) -> bool:
-        """Return True if misplaced messages of a source are consumed like others."""
+        """Return True if misplaced messages of a source are consumed like other messages."""
         check = self._checks.of(journal)
         return check is None or check.place.policy == "count"
 
@@ -53,10 +53,10 @@ class MisplacedMessages:
             self._count(envelope, "count")
 
     def take_out(self, envelope: Envelope[Any]) -> None:
-        """Move a misplaced message to its partition, or skip it as a dead letter, by the policy.
+        """Move a misplaced message to its partition, or skip it as a dead letter, as the policies say.
 
-        Raise `Misplaced` if the message can neither be moved nor skipped, and ``TooMuchPoison`` if the policy
-        permits no further skip.
+        Raise `Misplaced` if the message can neither be moved nor skipped. Raise ``TooMuchPoison`` if the
+        poison policy permits no further skip.
         """
         error = self._error_of(envelope)
         check = self._checks.of(envelope.journal)
@@ -69,8 +69,8 @@ class MisplacedMessages:
         self._poison.skip_misplaced(envelope, error)
 
     def _republished(self, envelope: Envelope[Any], check: KeyCheck, error: Misplaced) -> bool:
-        """Publish a message to its partition. Return False if the publisher refuses it: the key may be no
-        valid one."""
+        """Publish a message to its partition. Return False if the publisher refuses it, for example because
+        of an invalid key."""
         try:
             self._publisher.publish_uncommitted(check.place.mapping, envelope.message)
         except Invalid as refusal:

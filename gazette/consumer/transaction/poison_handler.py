@@ -1,4 +1,4 @@
-"""Skips poison messages of one shard by its `PoisonPolicy`: bounded, counted, with dead letters."""
+"""Skips poison messages of one shard by its `PoisonPolicy`: limits and counts skips, writes dead letters."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ log = logging.getLogger(__name__)
 
 HOUR_S: Final = 3600.0
 _READ_AGAIN: Final = ("application", "misplaced", "time")
-"""Reasons for which the bytes of a message are read again, up to the policy's ``raw_bytes_max``."""
+"""Reasons of skips for which the message's bytes are read again, up to the policy's ``raw_bytes_max``."""
 
 
 class TooMuchPoison(GazetteError):
-    """A shard would skip more messages than its policy allows, and fails."""
+    """A shard fails because it would skip more messages than its policy permits."""
 
     default_hint = (
         "See the dead letters. Correct the application or the producer, then: gazctl shards "
@@ -42,8 +42,8 @@ class TooMuchPoison(GazetteError):
 class PoisonSkipper:
     """Skips messages of one shard by its policy. Belongs to the shard's thread.
 
-    ``read_again`` blocks, and returns bytes of a source; ``b""`` without such bytes. ``skipped`` is called
-    with (journal, reason) for each skipped message or timer: a timer has the journal ``""``.
+    ``read_again`` blocks, and returns bytes of a source; ``b""`` if there are none. ``skipped`` is called
+    with (journal, reason) for each skipped message or timer. A timer has the journal ``""``.
     """
 
     def __init__(
@@ -67,15 +67,15 @@ class PoisonSkipper:
 
     def skip_malformed(self, error: MalformedMessage) -> None:
         """Publish a frame that did not decode, as a dead letter. Raise ``TooMuchPoison`` if the policy
-        permits no more."""
+        permits no further skip."""
         letter = DeadLetter(begin=error.begin, end=error.end, raw=error.raw)
         self._publish(letter, error.journal, "malformed", error)
 
     def skip_message(self, envelope: Envelope[Any], error: BaseException) -> None:
-        """Publish the message for which the application raised ``error``, as a dead letter. Block: read its
-        bytes again.
+        """Publish the message for which the application raised ``error``, as a dead letter. Block to read the
+        message's bytes again.
 
-        Raise ``TooMuchPoison``, caused by ``error``, if the policy permits no more.
+        Raise ``TooMuchPoison``, caused by ``error``, if the policy permits no further skip.
         """
         self._skip(envelope, error, "time" if isinstance(error, UnusableTime) else "application")
 
@@ -104,7 +104,7 @@ class PoisonSkipper:
     def skip_timer(self, timer: Timer, error: BaseException) -> None:
         """Publish the timer for which the application raised ``error``, as a dead letter.
 
-        Raise ``TooMuchPoison``, caused by ``error``, if the policy permits no more.
+        Raise ``TooMuchPoison``, caused by ``error``, if the policy permits no further skip.
         """
         letter = DeadTimer(
             raw=timer.payload,
@@ -117,13 +117,13 @@ class PoisonSkipper:
     def _publish(
         self, letter: DeadLetter, journal: JournalName, reason: str, error: BaseException
     ) -> None:
-        """Complete a dead letter, and publish it. Raise ``TooMuchPoison`` if the policy permits no more."""
+        """Complete a dead letter, and publish it. Raise the error of `_count_skip`."""
         self._count_skip(error)
         letter.shard, letter.journal, letter.reason = self._shard_id, journal, reason
         text = error_text(error)
         shown = text if isinstance(error, GazetteError) else f"{type(error).__name__}: {text}"
         letter.error = shown
-        # Bytes that were read again end at `raw_bytes_max`. If the message is longer, they are cut.
+        # Bytes that were read again end at `raw_bytes_max`: those of a longer message are cut.
         raw, raw_bytes_max = letter.raw, self.policy.raw_bytes_max
         letter.cut = len(raw) > raw_bytes_max or (
             reason in _READ_AGAIN
@@ -161,7 +161,7 @@ class PoisonSkipper:
         )
 
     def _count_skip(self, error: BaseException) -> None:
-        """Count one skip. Raise ``TooMuchPoison`` if the policy permits no more within the hour."""
+        """Count a skip. Raise ``TooMuchPoison`` if the policy permits no further skip within the hour."""
         now, times = self._clock.monotonic(), self._times
         if len(times) == self.policy.limit and now - times[0] < HOUR_S:
             raise TooMuchPoison(
@@ -174,7 +174,7 @@ class PoisonSkipper:
 
 
 def checked_policy(policy: Any, store: Store) -> PoisonPolicy | None:
-    """Return a policy, checked; None for None. Raise ``Invalid`` if the store cannot do what the policy
+    """Return ``policy``, which may be None. Raise ``Invalid`` if the store lacks a method that the policy
     needs, and ``ApplicationFailed`` for an object that is no policy."""
     if policy is None:
         return None
@@ -200,10 +200,10 @@ def checked_policy(policy: Any, store: Store) -> PoisonPolicy | None:
 def decoded(
     decoder: EnvelopeDecoder[Any], policy: PoisonPolicy | None
 ) -> Iterator[list[Envelope[Any]]]:
-    """Yield the messages of a decoder in batches, for bytes that are read again.
+    """Yield the messages of a decoder in batches, for bytes that are read a second time.
 
     Without a policy, raise ``MalformedMessage`` at the first malformed message. With a policy, skip malformed
-    messages: the first reading has published their dead letters.
+    messages, whose dead letters were published after the first read.
     """
     while True:
         try:

@@ -1,6 +1,6 @@
-"""Callbacks of one shard, of its application and its store, with their results checked.
+"""Call the callbacks of one shard's application and store, and check their results.
 
-An exception of a callback becomes `ApplicationFailed`, which names it. A `GazetteError` passes through.
+An exception becomes `ApplicationFailed`, which names the callback. A `GazetteError` passes through.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class RunningCallback:
         """Identity of the thread that runs the callback."""
 
     def enter(self, callback: str, call: object) -> None:
-        """Note that calls of a callback begin, the first one with ``call``."""
+        """Note that calls of a callback begin. ``call`` identifies the first call."""
         self.callback, self.thread, self.call = callback, threading.get_ident(), call
 
     def leave(self) -> None:
@@ -50,7 +50,7 @@ class RunningCallback:
 
 
 class application_code:
-    """Wraps exceptions of a callback, to tell them from our errors. Notes the callback in ``running``."""
+    """Wraps exceptions of a callback, so that they differ from our own. Notes the callback in ``running``."""
 
     def __init__(self, callback: str, running: RunningCallback | None = None) -> None:
         self._callback = callback
@@ -74,12 +74,12 @@ _DEFAULTS: Final = {
     name: vars(Application)[name]
     for name in ("begin_transaction", "finalize_transaction", "finished_transaction")
 }
-"""The default callbacks, which do nothing. A program may replace them in `Application`, to trace calls."""
+"""The default callbacks, which do nothing. A program may replace these methods, to trace calls."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShardCallbacks:
-    """Application, store and arguments of one shard's callbacks. Belongs to the shard's thread."""
+    """The application, the store and the arguments of one shard's callbacks. Used on the shard's thread."""
 
     application: Application[Any]
     shard: Shard
@@ -96,7 +96,7 @@ class ShardCallbacks:
         require_none("start_reading", result)
 
     def replay(self, wanted: ReplayRange) -> Iterator[Sequence[Envelope[Any]]]:
-        """Yield messages of a range, which a `MessageProducer` brings again."""
+        """Yield the messages of a range, which a `MessageProducer` brings again."""
         application = self.application
         assert isinstance(application, MessageProducer)
         with application_code("replay", self.running_callback):
@@ -110,7 +110,7 @@ class ShardCallbacks:
         return checkpoint
 
     def begin_transaction(self) -> object:
-        """Return the callback's result unchecked: the transaction has begun even if the result is wrong."""
+        """Return the callback's result without a check: a transaction begins even if the result is wrong."""
         return self._call("begin_transaction")
 
     def finalize_transaction(self) -> None:
@@ -132,7 +132,7 @@ class ShardCallbacks:
         self._call_for_nothing("finished_transaction", commit)
 
     def _call(self, callback: str, *arguments: Any) -> object:
-        """Call the application, unless the callback is the default one, which does nothing."""
+        """Call a callback of the application, unless it is the default, which does nothing."""
         with application_code(callback, self.running_callback):
             function = getattr(self.application, callback)
             if getattr(function, "__func__", None) is _DEFAULTS[callback]:

@@ -1,4 +1,4 @@
-"""The calls of a shard's thread to the outside: `ShardIO`. The shard, or a test, implements them."""
+"""The calls of a shard's thread to other parts: `ShardIO`. The shard, or a test, implements them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gazette.runtime.tasks import OpFuture
 
 @dataclass(frozen=True, slots=True)
 class FinishedTransaction:
-    """Report of a transaction that is committed and acknowledged, or of a restored checkpoint: it has no
+    """Report of a transaction that is committed and acknowledged, or of a restored checkpoint, which has no
     phases."""
 
     read_through: dict[str, int]
@@ -27,7 +27,7 @@ class FinishedTransaction:
 
 
 class ShardIO(Protocol):
-    """The calls of a transactor to the outside of its thread. All methods may be called on that thread."""
+    """The calls of a transactor to other parts of the shard. All methods may be called on its thread."""
 
     def append_recovered(self, journal: str, intent: bytes) -> OpFuture[Any]:
         """Append an acknowledgement of a restored checkpoint. Succeed if the journal was deleted."""
@@ -45,7 +45,7 @@ class ShardIO(Protocol):
         ...
 
     def progress(self, read_through: dict[str, int]) -> None:
-        """Report offsets that were read through without a transaction."""
+        """Report offsets up to which sources were read without a transaction."""
         ...
 
     def finished(self, transaction: FinishedTransaction) -> None: ...
@@ -55,11 +55,10 @@ class ShardIO(Protocol):
         ...
 
     def skipped(self, journal: str, reason: str) -> None:
-        """Report that the shard's poison policy has skipped a message, or a timer (``journal`` is then
-        empty)."""
+        """Report that the shard's poison policy has skipped a message or a timer. For a timer, ``journal`` is
+        empty."""
         ...
 
     def stalled(self, reason: str) -> None:
-        """Report that a transaction has reached its maximum duration, and waits for the commit of the prior
-        one."""
+        """Report that a transaction has reached its maximum duration, and waits for the prior commit."""
         ...

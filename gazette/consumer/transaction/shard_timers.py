@@ -1,7 +1,7 @@
-"""Timers of one shard: what callbacks set and cancel, and which timer fires next.
+"""Timers of one shard, which callbacks set and cancel, and the choice of the timer that fires next.
 
-The timers are rows of the store's `TimerTable`. For each domain, memory holds a lower bound of the first
-timer, and the position up to which the present pass has fired.
+The timers are rows of the store's `TimerTable`. For each domain, memory has a lower bound of the first timer,
+and the position up to which the present pass has fired timers.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ from gazette.protocol.journal import JournalSpec
 from gazette.runtime.clock import Clock
 
 LOOK_S: Final = 30.0
-"""Longest wait for timers, in seconds: the wall clock may jump."""
+"""Longest wait for timers, in seconds, since the wall clock may jump."""
 _TICK_S: Final = 0.001
 """Shortest wait, in seconds."""
 
 
 class _Queue:
-    """Timers of one domain, and how far the present pass over them has come.
+    """Timers of one domain, and the progress of the present pass over them.
 
     ``cursor`` is the position of the last timer that fired in this pass. ``ahead_from`` is a lower bound of
     the timers after ``cursor``. ``behind_from`` is a lower bound of the other timers, which wait for the next
-    pass. None: no timer.
+    pass. A bound is None if there are no such timers.
     """
 
     def __init__(self, domain: TimeDomain, table: TimerTable) -> None:
@@ -57,14 +57,14 @@ class _Queue:
         self.ahead_from = self._first_after(BEFORE_ALL)
         self.behind_from: Position | None = None
         self.cancelled_keys: set[str] | None = None
-        """Keys that callbacks cancelled or replaced since the batch was taken; None without a batch."""
+        """Keys that callbacks have cancelled or replaced during the present batch; None between batches."""
 
     def _first_after(self, after: Position) -> Position | None:
         at_us = self.table.first(self.domain, after)
-        return None if at_us is None else (at_us, "")  # No key is less: a lower bound.
+        return None if at_us is None else (at_us, "")  # A lower bound: no key is less than "".
 
     def put(self, row: TimerRow) -> None:
-        """Set a timer. A timer whose position is up to the cursor waits for the next pass."""
+        """Set a timer. If its position is not after the cursor, it waits for the next pass."""
         self._note_cancelled(row.key)
         self.table.put(self.domain, row)
         if row.position <= self.cursor:
@@ -81,30 +81,30 @@ class _Queue:
             self.cancelled_keys.add(key)
 
     def begin_pass(self) -> None:
-        """Begin again with the first timer: also timers that were set after the cursor may fire now."""
+        """Begin a pass with the first timer: timers that waited for the next pass may fire now."""
         if self.cursor is not BEFORE_ALL:
             self.cursor = BEFORE_ALL
             self.ahead_from = _least(self.ahead_from, self.behind_from)
             self.behind_from = None
 
     def is_due(self, until_us: int | None) -> bool:
-        """Return True if a timer of this pass may be due: ``ahead_from`` is only a lower bound."""
+        """Return True if a timer of this pass may be due, by the lower bound ``ahead_from``."""
         return (
             until_us is not None and self.ahead_from is not None and self.ahead_from[0] <= until_us
         )
 
     def confirm(self, until_us: int | None) -> bool:
-        """Return True if a timer is due. Read the store only if one may be due."""
+        """Return True if a timer is due. Read the store only if `is_due` returns True."""
         if self.is_due(until_us):
             self.ahead_from = self._first_after(self.cursor)
         return self.is_due(until_us)
 
     def fire(self, until_us: int, limit: int) -> Iterator[TimerRow]:
-        """Yield timers that are due, in order, and remove them from the table. If a callback has set an
-        earlier timer, put back those that have not fired, and end."""
+        """Yield timers that are due, in order, and remove them from the table. If a callback sets an earlier
+        timer, put back the timers that have not fired, and end."""
         rows = self.table.take(self.domain, self.cursor, until_us, limit)
         last = rows[-1].position if rows else self.cursor
-        # If `limit` rows came, more timers may follow `last`. A timer that is set lowers `ahead_from`.
+        # If there are `limit` rows, more timers may follow `last`. Setting a timer lowers `ahead_from`.
         self.ahead_from = last if len(rows) == limit else self._first_after(last)
         self.cancelled_keys = set()
         try:
@@ -121,7 +121,7 @@ class _Queue:
             self.cancelled_keys = None
 
     def _put_back(self, rows: Collection[TimerRow]) -> None:
-        """Put timers back into the table: a callback has set an earlier timer, at ``ahead_from``."""
+        """Put timers back into the table, since a callback has set an earlier timer, at ``ahead_from``."""
         assert self.cancelled_keys is not None
         for row in rows:
             if row.key not in self.cancelled_keys:
@@ -148,7 +148,7 @@ class ShardTimers:
         times: Mapping[JournalName, str] = MappingProxyType({}),
     ) -> None:
         """Look for the first timers, and restore the watermark. The store's errors reach the caller.
-        ``times`` are the `declared_times`. For ``NotAllowed`` see `reload`."""
+        ``times`` is the result of `declared_times`. For ``NotAllowed`` see `reload`."""
         self._open_table = open_table
         self._event_time = event_time
         self._sources = sources
@@ -164,17 +164,17 @@ class ShardTimers:
         """True if timers of processing time fire before messages that are ready."""
         self._table: TimerTable
         self._stored_watermark: bytes | None = None
-        """State of the watermark as the store has it."""
+        """State of the watermark in the store."""
         self._watermark: Watermark | None = None
         self._processing_queue: _Queue
         self._event_queue: _Queue
         self._firing_queue: _Queue
-        """Queue of the present batch."""
+        """Queue whose timers fire in the present batch."""
         self.reload()
 
     def reload(self) -> None:
-        """Read the timers of the store again: its checkpoint was restored, or its changes were undone. Raise
-        ``NotAllowed`` if the store has timers of event time, and the application defines no event time.
+        """Read the timers of the store again, after its checkpoint was restored or its changes were undone.
+        Raise ``NotAllowed`` if the store has timers of event time, and the application defines no event time.
         """
         self._table = self._open_table()
         self._in_transaction = False
@@ -197,12 +197,12 @@ class ShardTimers:
 
     @property
     def now(self) -> datetime:
-        """Processing time, in UTC, which never goes back within a promotion."""
+        """Processing time, in UTC. It never goes back while the shard is primary here."""
         return time_at(self._look_at_clock())
 
     @property
     def watermark(self) -> datetime | None:
-        """Watermark, in UTC; None while it is not known. ``NotAllowed`` if no event time is defined."""
+        """Watermark, in UTC; None while it is not known. Raises ``NotAllowed`` without event time."""
         if self._watermark is None:
             raise _no_event_time(self._shard_id)
         value = self._watermark.value
@@ -221,7 +221,7 @@ class ShardTimers:
 
     def _queue(self, domain: TimeDomain) -> _Queue:
         """Return the queue of a domain. Raise ``NotAllowed`` on another thread, outside of a transaction, and
-        for event time that the application does not define."""
+        for event time if the application defines no event time."""
         if threading.get_ident() != self._thread:
             raise NotAllowed(
                 "timers are set and cancelled on the shard's own thread",
@@ -245,11 +245,11 @@ class ShardTimers:
 
     @property
     def observes(self) -> bool:
-        """True if the application has event time: then call `observe` for each message."""
+        """True if the application has event time: call `observe` for each message."""
         return self._watermark is not None
 
     def begin(self) -> None:
-        """Begin a transaction: callbacks may set timers."""
+        """Begin a transaction: from now on, callbacks may set timers."""
         self._in_transaction = True
         self._processing_turn = True
         self.begin_pass()
@@ -265,12 +265,12 @@ class ShardTimers:
         self.begin_pass()  # The next transaction may begin with a timer after the cursor.
 
     def begin_pass(self) -> None:
-        """Begin a pass: timers that were set for times before the last fired timer may fire now."""
+        """Begin a pass: timers that were set for a time before the last fired timer may fire now."""
         self._processing_queue.begin_pass()
         self._event_queue.begin_pass()
 
     def take_turns(self) -> None:
-        """Let timers of processing time fire next, since messages or input have had their turn."""
+        """Let timers of processing time fire next, after a turn of messages or input."""
         self._processing_turn = True
 
     def observe(self, envelope: Envelope[Any]) -> bool:
@@ -300,7 +300,7 @@ class ShardTimers:
 
     def fire(self, limit: int) -> Iterator[Timer]:
         """Yield at most ``limit`` due timers of one domain, in order, and remove them from the store. The
-        domain is event time if any of its timers is due, otherwise processing time."""
+        domain is event time if a timer of event time is due, otherwise processing time."""
         watermark = None if self._watermark is None else self._watermark.value
         if watermark is not None and self._event_queue.is_due(watermark):
             queue, until_us = self._event_queue, watermark
@@ -316,13 +316,13 @@ class ShardTimers:
         return frozenset(self._firing_queue.cancelled_keys or ())
 
     def clear(self) -> None:
-        """Remove all timers and the watermark, because another state replaces this one."""
+        """Remove all timers and the watermark, because another state replaces this state."""
         self._table.clear()
         self.reload()
 
     def restore_cancelled_keys(self, cancelled_keys: frozenset[str]) -> None:
         """Undo cancellations in the present batch, after a savepoint has undone them in the store.
-        ``cancelled_keys`` are the keys that were cancelled or replaced at the savepoint."""
+        ``cancelled_keys`` is the result of `cancelled_keys` at the savepoint."""
         self._firing_queue.cancelled_keys = set(cancelled_keys)
 
     def wait_s(self) -> float | None:
@@ -333,13 +333,13 @@ class ShardTimers:
         return max(_TICK_S, min(wait for wait in waits if wait is not None))
 
     def next_s(self) -> float | None:
-        """Return the seconds until the first timer of processing time, or until a source becomes idle if
-        timers of event time wait: the lesser of these. None: neither."""
+        """Return the seconds until the first timer of processing time or, if timers of event time wait, until
+        a source becomes idle, if that is earlier. Return None if there is nothing to wait for."""
         waits = []
         if self._processing_queue.ahead_from is not None:
             at_us = self._processing_queue.ahead_from[0]
-            # A timer that is not due waits for the clock itself: if the clock went back, that takes longer
-            # than by `_now_us`.
+            # A timer that is not due waits for the wall clock. If that clock went back, the wait is longer
+            # than `_now_us` shows.
             is_due = at_us <= self._look_at_clock()
             waits.append((at_us - (self._now_us if is_due else self._clock_us())) / 1e6)
         if self._watermark is not None and self._event_queue.ahead_from is not None:
@@ -377,7 +377,7 @@ def defines_timers(application: Application[Any]) -> bool:
 def times_of(
     application: Application[Any], journal: JournalSpec, clock: Clock
 ) -> TimeReader | None:
-    """Return the reader of the declared times of a journal's messages; None without a declared time."""
+    """Return the reader of the declared times of a journal's messages; None if no time is declared."""
     time = application.message_time_of(journal)
     return None if time is None else TimeReader(time, clock.now)
 
@@ -391,9 +391,9 @@ def open_timers(
 ) -> ShardTimers | None:
     """Return the timers of a shard, or None if its application defines no ``on_timer``.
 
-    Call it on the shard's thread, once the checkpoint is restored. ``sources`` hold the watermark back
+    Call this on the shard's thread, once the checkpoint is restored. ``sources`` hold the watermark back
     (default: the sources of the shard). Raise ``NotAllowed`` for a store without timers, and for a state with
-    timers that the application does not define. Raise ``Invalid`` for an ``event_time`` of another type.
+    timers that the application would not handle. Raise ``Invalid`` for an ``event_time`` of another type.
     """
     if not defines_timers(application):
         if store.holds_timers:
@@ -462,7 +462,7 @@ class WithTimers(ABC):
 
 
 def no_timers(application: Application[Any] | None, shard_id: str) -> NotAllowed:
-    """Return the error of a shard that has no timers, or has not opened them yet."""
+    """Return the error of a shard that has no timers, or whose timers are not open yet."""
     if application is not None and not defines_timers(application):
         return NotAllowed(
             f"{type(application).__name__} defines no on_timer, so nothing would fire a timer",

@@ -1,9 +1,9 @@
 """Stage 13 of the byte path: decides when a shard's transaction consumes, commits or waits.
 
 Pure: `Transaction` holds the timing and the barriers of the running and the prior transaction. `transactor`
-performs the steps on the shard's thread. `transactor` calls ``decide`` for the next step.
+calls ``decide`` for the next step, and performs it on the shard's thread.
 
-This order makes transactions exact:
+This order makes transactions exactly-once:
 
     publishes of N ──► store commit of N ──► acknowledgements of N ──► store commit of N+1 may start
                             └── messages of N+1 are consumed meanwhile
@@ -36,12 +36,12 @@ class Step(enum.Enum):
     COMMIT = "commit"
     """Finalize, and start the commit."""
     END = "end"
-    """The input ended; everything is committed and acknowledged."""
+    """Stop: the input has ended, and everything is committed and acknowledged."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """A step. ``until``, for WAIT: the monotonic time in seconds at which to decide again, if any."""
+    """A step. For WAIT, ``until`` is the monotonic time in seconds at which to decide again, or None."""
 
     step: Step
     until: float | None = None
@@ -49,7 +49,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Settings of the shard, read before the transaction waits for its first message. Durations are in
+    """Settings of the shard for a transaction, read before it waits for its first message. Durations are in
     seconds."""
 
     min_duration_s: float = 0.0
@@ -72,7 +72,7 @@ class Prior(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Phases:
-    """Seconds that a finished transaction spent in each phase. Fields are named after the metric's labels."""
+    """Seconds that a finished transaction spent in each phase. Labels of the metric name the fields."""
 
     not_running: float
     consuming: float
@@ -88,7 +88,7 @@ class Transaction:
 
     Invariants:
 
-    - Between two steps, it `is_empty` exactly until ``began_at`` is set.
+    - Between two steps, `is_empty` is True if and only if ``began_at`` is None.
     - Once ``closed`` (maximum duration, a deferral, or many timers) no message is consumed, and no timer
       fires.
     - A commit starts only when ``prior`` is DONE.
@@ -101,13 +101,13 @@ class Transaction:
     consumed: int = 0
     fired: int = 0
     was_due: bool = False
-    """True if timers were due in the transaction, even if callbacks cancelled all of them before they
-    fired."""
+    """True if timers were due in the transaction, even if callbacks cancelled all of them before they could
+    fire."""
     closed: bool = False
     input_ended: bool = False
     stalled_at: float | None = None
-    """Time at which the maximum duration was reached, if the prior transaction was not done then."""
-    # Times of the monotonic clock at which these steps began or ended; None until then.
+    """Time at which the maximum duration was reached, if the prior transaction was not done yet."""
+    # Times of the monotonic clock at which these steps began or ended; None before.
     prepared_at: float | None = None
     started_commit_at: float | None = None
     committed_at: float | None = None
@@ -115,7 +115,7 @@ class Transaction:
     _max_reached: bool = field(default=False)
 
     def begin(self, now: float) -> None:
-        """Begin at the first message or timer. The wait for it does not count against the durations."""
+        """Begin at the first message or timer. The wait for it does not count for the durations."""
         if self.began_at is not None:
             raise Bug("transaction began twice")
         self.began_at = now
@@ -139,7 +139,7 @@ class Transaction:
         return self.consumed == 0 and not self.was_due
 
     def close(self) -> None:
-        """Close the transaction: consume and fire no more, and commit as soon as possible."""
+        """Close the transaction: consume no more messages, fire no more timers, and commit soon."""
         self.closed = True
 
     def defer(self) -> None:
@@ -149,14 +149,14 @@ class Transaction:
         self.closed = True
 
     def end_input(self) -> None:
-        """Note that no input will come any more. Messages that have arrived are still consumed."""
+        """Note that no more input will come. Messages that have arrived are still consumed."""
         self.input_ended = True
 
     def decide(self, now: float, *, ready: bool, pending: bool, due: bool = False) -> Decision:
         """Return the next step.
 
         ``ready``: messages or undecoded bytes wait. ``pending``: the sequencer holds messages whose
-        acknowledgement is likely to come soon. ``due``: timers may be due, and fire before messages.
+        acknowledgement is likely to come soon. ``due``: timers may be due, which fire before messages.
         """
         self._observe_time(now)
         if due and not self.closed:
@@ -189,14 +189,14 @@ class Transaction:
         if self.is_empty:
             return not self.input_ended
         if self.input_ended or self.closed:
-            # Consume no more. A deferral still waits for the minimum duration.
+            # Consume no more messages. After a deferral, still wait for the minimum duration.
             return not self.input_ended and not self._min_elapsed(now)
         if not self._min_elapsed(now):
             return True
         return self.policy.wait_for_ack and pending
 
     def _next_tick(self, now: float) -> float | None:
-        """Return the next time at which a duration of the policy is reached; None without such a time."""
+        """Return the next time at which a duration of the policy is reached, or None."""
         if self.began_at is None:
             return None
         durations_s = self.policy.min_duration_s, self.policy.consume_s
@@ -204,7 +204,7 @@ class Transaction:
         return min([tick for tick in ticks if tick > now], default=None)
 
     def start_commit(self, now: float) -> None:
-        """Note that the store's commit was started: this transaction becomes the prior one."""
+        """Note that the store's commit was started: this becomes the prior transaction."""
         if self.prior is not Prior.DONE:
             raise Bug("a commit started before the prior transaction was done")
         if self.is_empty:
@@ -222,7 +222,7 @@ class Transaction:
         self.prior = Prior.DONE
 
     def phases(self) -> Phases:
-        """Return how long each phase of an acknowledged transaction took."""
+        """Return the duration of each phase of an acknowledged transaction."""
         began, started = self.began_at, self.started_commit_at
         committed, acknowledged = self.committed_at, self.acknowledged_at
         if began is None or started is None or committed is None or acknowledged is None:

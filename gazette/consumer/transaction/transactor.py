@@ -1,6 +1,6 @@
 """Stage 13 of the byte path: takes chunks from a shard's inbox, and gives commits to its store.
 
-Runs on the shard's thread, from promotion to the end. `transaction` decides the steps. This module
+Runs on the shard's thread, from promotion to the end. Module `transaction` decides the steps. This module
 performs them: it decodes, sequences, calls the application, commits and acknowledges.
 """
 
@@ -53,7 +53,7 @@ log = logging.getLogger(__name__)
 CONSUME_MAX: Final = 1024
 """Greatest number of messages, or of timers, between two looks at the clock and the inbox."""
 CONSUME_S: Final = 0.02
-"""Seconds that the messages or timers between two such looks should take, to keep to the maximum duration."""
+"""Seconds that messages or timers between two looks should take, to keep to the maximum duration."""
 FIRED_MAX: Final = 16_384
 """Greatest number of timers that fire in one transaction."""
 
@@ -81,7 +81,7 @@ class _Backlog:
 
 @dataclass(slots=True)
 class PriorTransaction:
-    """The last transaction whose commit was started or, before the first one, the restored checkpoint."""
+    """The last transaction whose commit was started; before the first commit, the restored checkpoint."""
 
     checkpoint: Checkpoint
     read_through: dict[str, int]
@@ -90,7 +90,7 @@ class PriorTransaction:
     recovered: bool = False
     """True for a restored checkpoint: its commit has succeeded, and its acknowledgements may be missing."""
     transaction: Transaction | None = None
-    """None for a restored checkpoint."""
+    """The transaction; None for a restored checkpoint."""
     bytes: int = 0
     """Bytes of the messages that the transaction has consumed."""
 
@@ -106,7 +106,8 @@ class PriorTransaction:
             raise wrap_error("the store's commit failed", error)
 
     def is_acknowledged(self) -> bool:
-        """Return True if all acknowledgements are appended. If one failed, raise its error, wrapped."""
+        """Return True if all acknowledgements are appended. If an append has failed, raise its error, wrapped
+        by `wrap_error`."""
         if (error := first_failure(self.acks.values())) is not None:
             subject = "a recovered acknowledgement" if self.recovered else "an acknowledgement"
             raise wrap_error(f"{subject} could not be appended", error)
@@ -114,8 +115,8 @@ class PriorTransaction:
 
 
 class Transactor:
-    """Transactions of one shard. Everything except the constructor and `commit` belongs to the shard's
-    thread."""
+    """Transactions of one shard. Use it on the shard's thread, except the constructor, `add_wait` and
+    `commit`."""
 
     def __init__(
         self,
@@ -131,7 +132,7 @@ class Transactor:
         application_name: str = "",
         timers: ShardTimers | None = None,
     ) -> None:
-        """Make the transactor. ``application_name`` goes into each checkpoint. ``timers``: None for an
+        """Make the transactor. ``application_name`` goes into each checkpoint. ``timers`` is None for an
         application without ``on_timer``."""
         self._callbacks = callbacks
         self._shard = shard = callbacks.shard
@@ -162,11 +163,11 @@ class Transactor:
         self._consume_limit = 1
         """Greatest number of messages to consume between two looks at the clock: see `_next_limit`."""
         self._chunk_bytes = 0
-        """Bytes of a source to decode together, if they wait in the inbox. 0: one chunk at a time."""
+        """Bytes of a source to decode together, if they wait in the inbox. 0 for one chunk at a time."""
         self._fire_limit = 1
         """Greatest number of timers to fire between two looks at the clock."""
         self._begun = False
-        """True from ``begin_transaction`` to ``finished_transaction``."""
+        """True between the callbacks ``begin_transaction`` and ``finished_transaction``."""
         self._input_ended = False
         self._consumed_bytes = 0
         """Bytes of the messages that the running transaction has consumed so far."""
@@ -176,23 +177,23 @@ class Transactor:
         self._sequencer: Sequencer[Any]
 
     def add_wait(self, future: OpFuture[Any]) -> None:
-        """Make the commit of the running transaction wait for ``future`` too."""
+        """Make the commit of the running transaction wait for ``future``, too."""
         self._extra_waits.append(future)
 
     @property
     def commit(self) -> OpFuture[Any]:
-        """The last commit that was started. Before the first one, and after a restored checkpoint, a future
-        that is done. Any thread."""
+        """The last commit that was started. Before the first, and after a restored checkpoint, a future that
+        is done. For any thread."""
         return self._prior.commit
 
     def run(self, checkpoint: Checkpoint) -> None:
         """Run transactions without end, from a restored checkpoint on.
 
         If a `MessageProducer` ends its input, restore the checkpoint and begin again. Raise ``Closed``
-        when the inbox was stopped, and the error that makes the shard fail.
+        if the inbox was stopped, and the error that makes the shard fail.
         """
         # The former owner may not have appended these acknowledgements. They commit its publishes, and roll
-        # back what it published later. So no transaction commits before they are appended.
+        # back its later publishes. So no transaction commits before they are appended.
         owed: Mapping[str, bytes] = checkpoint.ack_intents
         while True:
             if self._brings_messages:
@@ -204,9 +205,9 @@ class Transactor:
     def _restore_again(self) -> Checkpoint:
         """Restore the checkpoint after the input ended. Do not append its acknowledgements again.
 
-        The input ends when everything is committed and acknowledged, so nothing is owed. A repeated
-        acknowledgement would bypass the append service. So it could arrive late, and roll back what this
-        publisher publishes next. Raise ``Fenced`` if the checkpoint owes more than this owner knows.
+        The input ends when everything is committed and acknowledged, so no acknowledgement is owed. A
+        repeated acknowledgement would bypass the append service: it could arrive late, and roll back the next
+        messages of this publisher. Raise ``Fenced`` if the checkpoint has acknowledgements of another owner.
         """
         self._io.require_assigned()
         checkpoint = self._callbacks.restore_checkpoint()
@@ -254,12 +255,12 @@ class Transactor:
             return self._run_to_commit(transaction)
         except BaseException as error:
             if self._begun:
-                # Call `finished_transaction` all the same: the application may hold a semaphore, for example.
+                # Call `finished_transaction` even now: the application may hold a semaphore, for example.
                 self._finish_failed(error)
             raise
 
     def _finish_failed(self, error: BaseException) -> None:
-        """Call `finished_transaction` with a future that failed. Log what the callback raises."""
+        """Call `finished_transaction` with a future that failed. Log an error of the callback."""
         try:
             self._call_finished_transaction(failed(error))
         except GazetteError as later_error:
@@ -304,9 +305,9 @@ class Transactor:
         )
 
     def _poll_prior(self, transaction: Transaction) -> None:
-        """Note whether the prior transaction has committed, and is acknowledged. Raise its error if it
-        failed. Report it once it is acknowledged. If this transaction stalls behind its commit, report that
-        once."""
+        """Note whether the prior transaction has committed, and is acknowledged. If it failed, raise its
+        error. Report it once it is acknowledged. If this transaction stalls behind the prior commit, report
+        that once."""
         prior = self._prior
         if transaction.prior is Prior.COMMITTING and prior.commit.done():
             prior.require_committed()
@@ -353,17 +354,16 @@ class Transactor:
         return self._sequencer.drain is not None or self._backlog.waiting or self._inbox.inputs > 0
 
     def _wait(self, transaction: Transaction, until: float | None) -> None:
-        """Wait for an event, a future or a timer, at most until ``until``. Handle the event, if there is
-        one."""
+        """Wait for an event, a future or a timer, at most until ``until``. Handle an event that comes."""
         if transaction.prior is not Prior.DONE and self._publisher.buffered_bytes:
-            # While the prior transaction commits, append what was published so far. These messages share
-            # an append with a prior acknowledgement that still waits, and come before our own commit.
+            # While the prior transaction commits, append the messages published so far. They share an append
+            # with the waiting prior acknowledgement, and are in place before our own commit.
             self._publisher.flush()
         timeout_s = None if until is None else max(0.0, until - self._clock.monotonic())
         if self._timers is not None and not transaction.closed:
             waits = (timeout_s, self._timers.wait_s())
             timeout_s = min((wait for wait in waits if wait is not None), default=None)
-        # A closed transaction takes no more input: only calls and futures matter.
+        # A closed transaction takes no more input: handle only calls and futures.
         get: Callable[[float | None], Event | None]
         get = self._inbox.get_call if transaction.closed else self._inbox.get
         if (event := get(timeout_s)) is not None:
@@ -382,7 +382,7 @@ class Transactor:
         """Queue the messages of an event, note the end of the input, or run a call. Raise the error of a
         source that failed."""
         # Input is taken only while the backlog is empty. So `Chunk` and `Messages`, which replace parts of
-        # it, drop no messages.
+        # the backlog, drop no messages.
         match event:
             case Chunk():
                 self._feed(event)
@@ -401,7 +401,7 @@ class Transactor:
                 _perform(fn, future)
 
     def _feed(self, chunk: Chunk) -> None:
-        """Feed a chunk to the decoder of its source. For an array pass, add chunks after it that wait."""
+        """Feed a chunk to the decoder of its source. For an array pass, add the waiting chunks after it."""
         decoder = self._decoders[chunk.journal]
         self._backlog.decoder = decoder
         size, next_chunk = 0, self._inbox.take_continuation
@@ -419,8 +419,8 @@ class Transactor:
             event = next_chunk(event) if size < self._chunk_bytes else None
 
     def _sequence_backlog(self, transaction: Transaction) -> None:
-        """Sequence decoded messages until some have committed. Skip a malformed message by the policy, or
-        raise its error."""
+        """Sequence decoded messages until some have committed. If a message is malformed, skip it if there is
+        a policy, otherwise raise its error."""
         backlog, sequencer = self._backlog, self._sequencer
         try:
             backlog.refill()
@@ -429,7 +429,7 @@ class Transactor:
             if self._poison is None or decoder is None:
                 raise
             decoder.skip(error)
-            if error.is_whole:  # Else it has no known end yet: a fail-over reads it again.
+            if error.is_whole:  # Otherwise its end is not known yet: a fail-over reads it again.
                 self._skip_malformed(transaction, error)
                 sequencer.skip(error.journal, error.end)
             return
@@ -445,8 +445,8 @@ class Transactor:
         yield from source.replay(wanted)
 
     def _jump(self, transaction: Transaction, journal: str, offset: int) -> None:
-        """Continue a source at ``offset``, because the bytes before it were deleted. If these cut a message,
-        skip it by the policy, or raise its error."""
+        """Continue a source at ``offset``, because the bytes before it were deleted. If the deletion cut a
+        message, skip it if there is a policy, otherwise raise its error."""
         try:
             self._decoders[journal].jump(offset)
         except MalformedMessage as error:
@@ -467,19 +467,19 @@ class Transactor:
         transaction.note_consumed(1)
 
     def _report_read_through(self, transaction: Transaction) -> None:
-        """Report offsets that were read without effect: queries wait for them, and no commit reports them."""
+        """Report offsets of messages without effect: queries wait for them, and no commit reports them."""
         offsets = dict(self._sequencer.offsets)
         if offsets == self._prior.read_through:
             return
         self._prior.read_through = offsets
-        # Otherwise `_report` reports the offsets, once the prior transaction has succeeded.
+        # If the prior transaction is not done, `_report` reports the offsets later.
         if transaction.prior is Prior.DONE:
             self._io.progress(offsets)
 
     def _consume(self, transaction: Transaction) -> None:
-        """Have the application consume some committed messages. Close the transaction if it defers one.
+        """Have the application consume some committed messages. If it defers one, close the transaction.
 
-        Raise ``ApplicationFailed`` if that is the first message of the transaction. For other errors see
+        Raise ``ApplicationFailed`` if it defers the first message of the transaction. For other errors see
         `Dispatcher.deliver`.
         """
         limit = self._consume_limit
@@ -504,8 +504,7 @@ class Transactor:
                 ) from deferral
         except TimersDue as due:
             done = due.done
-        # Messages that are not done come again, after the timers or in the next transaction: their bytes
-        # count then.
+        # Messages that are not done come again, after the timers or in the next transaction, and count then.
         if isinstance(batch, MessageRows):
             self._consumed_bytes += batch.size_of(done)
         elif done:
@@ -519,7 +518,7 @@ class Transactor:
         self._consume_limit = _next_limit(limit, len(batch), self._clock.monotonic() - began_at)
 
     def _fire(self, transaction: Transaction) -> None:
-        """Handle some timers that are due. Do nothing if the timers that seemed to be due were cancelled."""
+        """Handle some timers that are due. Do nothing if all timers that seemed due were cancelled."""
         timers = self._timers
         assert timers is not None
         if not timers.confirm_due():
@@ -571,8 +570,8 @@ class Transactor:
             failpoints.hit("commit.started", self._id)
         transaction.start_commit(self._clock.monotonic())
         acks: dict[str, OpFuture[Any]] = {}
-        # Queue the acknowledgements before the next transaction consumes a message: its publishes to
-        # these journals must come after the acknowledgements, and wait for the commit too.
+        # Queue the acknowledgements before the next transaction consumes a message. Its publishes to the
+        # same journals must come after the acknowledgements, and so wait for the commit, too.
         for journal, intent in checkpoint.ack_intents.items():
             with self._appends.start_append(AppendParams(journal), (commit,)) as txn:
                 txn.write(intent)
@@ -592,10 +591,10 @@ class Transactor:
         self._prior.watch(self._inbox.wake)
 
     def _start_commit(self, checkpoint: Checkpoint) -> OpFuture[Any]:
-        """Start the store's commit. It waits for all appends that this shard has begun to other journals than
-        its log, and for the futures of `add_wait`. Raise the commit's error if it has failed already."""
+        """Start the store's commit, which waits for all appends of this shard to other journals than its log,
+        and for the futures of `add_wait`. Raise the commit's error if it has failed already."""
         waits = [*self._appends.pending_except(self._recovery_log)]
-        while self._extra_waits:  # Other threads may add some meanwhile.
+        while self._extra_waits:  # Other threads may add futures meanwhile.
             waits.append(self._extra_waits.popleft())
         commit = self._callbacks.start_commit(checkpoint, waits)
         self._call_finished_transaction(commit)
@@ -609,7 +608,7 @@ class Transactor:
 
 
 def _next_limit(limit: int, count: int, elapsed_s: float) -> int:
-    """Return how many messages to consume at once, after ``count`` of ``limit`` took ``elapsed_s``."""
+    """Return the next limit of messages to consume at once, after ``count`` messages took ``elapsed_s``."""
     if elapsed_s > CONSUME_S:
         return max(1, min(limit, int(count * CONSUME_S / elapsed_s)))
     if count == limit and elapsed_s < CONSUME_S / 2:
@@ -618,7 +617,7 @@ def _next_limit(limit: int, count: int, elapsed_s: float) -> int:
 
 
 def _no_bytes(_journal: str, _begin: int, _end: int) -> bytes:
-    """Return the bytes of a message that no journal holds."""
+    """Return no bytes, for a message that no journal holds."""
     return b""
 
 

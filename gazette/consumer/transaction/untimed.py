@@ -1,5 +1,5 @@
-"""Stage 13 of the byte path: finds messages that lack their time: the one that their source declares, or the
-clock of their UUID."""
+"""Stage 13 of the byte path: finds messages that lack their time, which is the time that their source
+declares, or the clock of their UUID."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _clock_of: Final = attrgetter("clock")
 
 
 class UntimedMessages:
-    """The search for messages of one shard without their time. Belongs to its thread.
+    """The search for messages of one shard that lack their time. Used on the shard's thread.
 
-    ``has_declared``: some sources declare the time of their messages. ``clock_places``: for the other
-    sources, the places of the UUIDs whose clock is the time; empty without event time.
+    ``has_declared`` says that some sources declare the time of their messages. For all other sources,
+    ``clock_places`` are the places of the UUIDs whose clock is the time; empty without event time.
     """
 
     def __init__(self, has_declared: bool, clock_places: Mapping[JournalName, str]) -> None:
@@ -26,7 +26,7 @@ class UntimedMessages:
         self._clock_places = clock_places
 
     def checks(self, journal: JournalName) -> bool:
-        """Return True if messages of a source must be looked at: they may lack a time that they need."""
+        """Return True if messages of a source may lack the time that they need."""
         return self._has_declared or journal in self._clock_places
 
     def find(self, batch: Sequence[Envelope[Any]]) -> list[tuple[int, UnusableTime]]:

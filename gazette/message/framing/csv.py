@@ -1,6 +1,6 @@
 """CSV framing, by the rules of Go's encoding/csv. Stage 11 of the byte path. Pure.
 
-The rules that differ from other readers of CSV:
+These rules differ from those of other readers of CSV:
 
   * A quote is legal only around a whole field, and is doubled within it.
   * A line break within quotes belongs to the field, and loses its carriage return.
@@ -28,7 +28,7 @@ from gazette.protocol.ids import JournalName, Offset
 M = TypeVar("M")
 
 _NEWLINE: Final = 0x0A
-# The quantifier is possessive. So a doubled quote is never taken for a closing one.
+# The quantifier is possessive: so the first quote of a doubled quote never counts as the closing quote.
 _QUOTED = re.compile(rb'"((?:[^"]++|"")*+)"')
 _PLAIN = re.compile(rb"[^,\n]*")
 _BLANK_LINES = re.compile(rb"(?:\r?\n)*")
@@ -36,7 +36,7 @@ _NEEDS_QUOTES = re.compile(r'[,"\r\n]|^\s|^\\\.$')
 
 
 class Record(NamedTuple):
-    """A record, and its end in the buffer. ``error`` says why the record is malformed; empty if it is not."""
+    """A record, and its end in the buffer. ``error`` is empty, or says why the record is malformed."""
 
     fields: list[str]
     end: int
@@ -77,7 +77,7 @@ def parse_record(buffer: bytes, begin: int) -> Record | None:
 
 
 def _broken(buffer: bytes, at: int, reason: str) -> Record | None:
-    """Return a malformed record, which ends at the next newline; None if its newline is not there yet."""
+    """Return a malformed record, which ends at the next newline. Return None if no newline has come yet."""
     newline = buffer.find(b"\n", at)
     return None if newline < 0 else Record([], newline + 1, reason)
 
@@ -131,7 +131,7 @@ class CSVCodec(MessageCodec[M]):
     def acknowledgement(self, message: M, journal: JournalName) -> AckEncoder:
         if hasattr(message, "new_acknowledgement"):
             return super().acknowledgement(message, journal)
-        # Readers refuse a record with another number of fields than the records around it.
+        # Readers refuse a record whose number of fields differs from the records around it.
         commas = "," * (len(self.encode_fields(message)) - 1)
         return lambda uuid: (uuid_text(uuid) + commas).encode()
 
@@ -146,14 +146,14 @@ def _encoded(text: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError:
-        data = text.encode("utf-8", "surrogateescape")  # As decoded: other bytes than UTF-8.
+        data = text.encode("utf-8", "surrogateescape")  # Decoding keeps bytes that are not UTF-8.
         if data.decode("utf-8", "surrogateescape") != text:
             raise ValueError("would read back as another text") from None
         return data
 
 
 def _unwritable(fields: Sequence[Any], error: Exception) -> InvalidValue:
-    """Return the error of a row that would not read back, with the path of its field."""
+    """Return the error of a row that would not read back equal, with the path of the field at fault."""
     for number, field in enumerate(fields):
         path = f"message[{number}]"
         if not isinstance(field, str):
@@ -176,7 +176,7 @@ class CSVFraming(Framing[M]):
         self._width: int | None = None
         """Number of fields of each record; None before the first record."""
         self._inside_quotes = False
-        """True if only bytes with a quote can complete the pending record."""
+        """True if the pending record ends inside quotes: only bytes with a quote can complete it."""
 
     def decode(self, buffer: bytes, base_offset: Offset) -> Frames[M]:
         stop = buffer.rfind(b"\n") + 1
@@ -212,7 +212,7 @@ class CSVFraming(Framing[M]):
         return Frames([base_offset, *ends[:-1]], ends, messages, uuids, len(lines))
 
     def _decode_each(self, lines: bytes, base_offset: Offset) -> Frames[M]:
-        """Decode record by record, as `decode` does: stop before an incomplete or malformed one."""
+        """Decode record by record, as `decode` does. Stop before an incomplete or malformed record."""
         frames: Frames[M] = Frames()
         uuids: list[bytes] = []
         while (record := parse_record(lines, begin := frames.consumed)) is not None:
@@ -241,14 +241,14 @@ class CSVFraming(Framing[M]):
         if record.error:
             raise Invalid(record.error)
         codec = self.codec
-        if not isinstance(codec, CSVCodec):  # Bytes, or a codec of the type itself.
+        if not isinstance(codec, CSVCodec):  # The type is bytes, or supplies its own codec.
             return codec.decode(raw.removesuffix(b"\n")), b""
         width = self._width or len(record.fields)
         if len(record.fields) != width:
             raise Invalid(f"wrong number of fields ({len(record.fields)}; expected {width})")
         uuid = parse_text(record.fields[0])
         message: M = codec.decode_fields(record.fields)
-        self._width = width  # A record that does not decode sets no width for later ones.
+        self._width = width  # Set it only now: a record that does not decode must not set it.
         return message, uuid
 
     def may_complete(self, pending: bytes, size: int, data: bytes) -> bool:

@@ -1,6 +1,6 @@
 """The base of every framing: `Framing`, the `Frames` that it decodes, and the errors that it raises.
 
-Stage 11 of the byte path. Pure. A `Framing` is for one reader or publisher, content type and message type.
+Stage 11 of the byte path. Pure. Each reader or publisher has a `Framing` for one content and message type.
 
 A malformed frame never hides the frames around it. Decoding first returns the messages before that frame.
 Then it raises a `MalformedMessage` with the end of the frame, at which the caller may continue.
@@ -32,7 +32,7 @@ class MalformedMessage(Corrupt):
     """A frame of a journal that is not a message of the expected type.
 
     ``raw`` holds the bytes of the frame. ``journal``, ``begin`` and ``end`` locate the frame: a caller
-    may continue at ``end``. ``is_whole`` is False for a frame that is too long while its end is not known.
+    may continue at ``end``. ``is_whole`` is False if a frame is too long and its end is not known yet.
     """
 
     is_whole = True
@@ -106,7 +106,7 @@ class Frames(Generic[M]):
     consumed: int = 0
     """Bytes of the buffer that the messages occupy. An incomplete frame may follow."""
     stopped: bool = False
-    """True if the frame that follows is malformed, not incomplete."""
+    """True if the frame after these messages is malformed."""
 
     def __len__(self) -> int:
         return len(self.messages)
@@ -141,14 +141,14 @@ class Framing(ABC, Generic[M]):
     def may_complete(self, pending: bytes, size: int, data: bytes) -> bool:
         """Return True if ``data`` may complete the pending frame, or show that it is malformed.
 
-        ``size`` bytes are pending, and begin with ``pending``. Otherwise the caller only waits for more
-        bytes: so a large frame is not decoded again with each of its chunks.
+        ``size`` bytes are pending, and begin with ``pending``. After False, the caller only waits for more
+        bytes. So a large frame is not decoded again with each of its chunks.
         """
 
     @abstractmethod
     def encode_into(self, message: M, buffer: bytearray) -> None:
-        """Append the frame of a message. Raise `Invalid` if it cannot be encoded. The caller then removes
-        what was appended to the buffer."""
+        """Append the frame of a message. Raise `Invalid` if it cannot be encoded: the caller then removes the
+        appended bytes."""
 
     def stamper(self, mint: UuidMint) -> Stamper[M]:
         """Return a function that assigns a new UUID of ``mint`` to a message, and appends its frame.
@@ -182,12 +182,12 @@ class Framing(ABC, Generic[M]):
             )
 
     def resume(self, data: bytes) -> int | None:
-        """Return the position in ``data`` at which a frame that is too long ends, or None if it does not."""
+        """Return the end in ``data`` of a frame that is too long. Return None if ``data`` has no such end."""
         newline = data.find(_NEWLINE)
         return None if newline < 0 else newline + 1
 
     def _unencodable(self, error: BaseException, message: Any) -> InvalidValue:
-        """Return the error of a message that cannot be encoded, with the path of its part if it is known."""
+        """Return the error of a message that cannot be encoded, with the path of the faulty part if known."""
         if not isinstance(error, Invalid):
             error = self.codec.explained(message, error)
         name = getattr(self.codec.message_type, "__name__", self.codec.message_type)

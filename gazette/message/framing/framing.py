@@ -1,7 +1,7 @@
 """Stage 11 of the byte path: takes bytes of a journal, gives messages and their offsets.
 
-Pure. Whole batches are decoded in one step, several times faster than message by message. The
-fallback decodes frame by frame. It is the specification, and gives the same result.
+Pure. Decoding a whole batch in one step is several times faster than message by message. The
+fallback decodes frame by frame. The fallback is the specification, and both give the same result.
 """
 
 from __future__ import annotations
@@ -46,22 +46,22 @@ FIXED_HEADER_BYTES: Final = 8
 _FIXED_HEADER: Final = struct.Struct("<4sI")
 _NEWLINE: Final = 0x0A
 _EACH_BYTES: Final = 1 << 10
-"""Parts of at most this many bytes are decoded line by line, if they cannot be decoded in one step."""
+"""A part of at most this many bytes is decoded line by line, if it cannot be decoded in one step."""
 _TAILS_MAX: Final = 1 << 12
 _CLOSING: Final = {ord("{"): ord("}"), ord("["): ord("]")}
 
 
 class _PublishedTails(set[str]):
-    """The ends of UUIDs that publishers wrote: flags and producer, from character 18 on. There are few such
-    tails. By its tail, the UUID of a message that is published again is recognized three times as fast. A
-    producer is 48 random bits, so no other text has the same tail.
+    """The tails of UUIDs that publishers wrote: flags and producer, from character 18 on. There are few
+    tails. A look-up of the tail recognizes the UUID of a message that is published again three times as
+    fast. A producer is 48 random bits, so no other text has the same tail.
     """
 
     def __init__(self, require_free: Callable[[Any], None]) -> None:
         self._require_free = require_free
 
     def check(self, former: str) -> None:
-        """Call ``require_free``. Unless it raises, remember the tail of a UUID that a publisher wrote."""
+        """Call ``require_free``, which may raise. Then remember the tail of a UUID that a publisher wrote."""
         self._require_free(former)
         if match_published(former):
             if len(self) >= _TAILS_MAX:
@@ -84,9 +84,9 @@ class JSONLinesFraming(Framing[M]):
         return self._decode_parts(lines, base_offset) if frames is None else frames
 
     def _decode_parts(self, lines: bytes, base_offset: Offset) -> Frames[M]:
-        """Decode lines of which some are not messages of the type, such as acknowledgements without content.
+        """Decode lines if some do not decode as the type, such as acknowledgements without content.
 
-        Halve each part that cannot be decoded in one step. So a few such lines do not slow down all other
+        Halve each part that cannot be decoded in one step. So a few unusual lines do not slow down all other
         lines.
         """
         if self.codec.decode_lines is None:
@@ -98,7 +98,7 @@ class JSONLinesFraming(Framing[M]):
             part, begin = parts.pop(), base_offset + frames.consumed
             middle = part.find(b"\n", len(part) // 2) + 1
             can_halve = len(part) > _EACH_BYTES and middle < len(part)
-            # `decode` has tried all lines together before.
+            # `decode` has already tried all lines together.
             decoded = None if part is lines else self._decode_batch(part, begin)
             if decoded is None and can_halve:
                 parts += (part[middle:], part[:middle])
@@ -206,7 +206,7 @@ class JSONLinesFraming(Framing[M]):
             try:
                 if former and former[18:] not in tails:
                     tails.check(former)
-            except (TypeError, KeyError):  # The value is no text, whatever the type says.
+            except (TypeError, KeyError):  # The value is no text, although the type says so.
                 require_free(former)
             message.uuid = text(flags)  # type: ignore[attr-defined]
             try:
@@ -227,9 +227,9 @@ class JSONLinesFraming(Framing[M]):
 def _one_on_each_line(symbols: np.ndarray[Any, Any], ends: np.ndarray[Any, Any]) -> bool:
     """Return True if each line holds exactly one JSON object or array.
 
-    The caller has found as many values as lines. A closing brace, a newline and an opening brace cannot
-    follow each other within a JSON value. So no value spans two lines, and no line has two values. ``ends``
-    are the positions of newlines in ``symbols``.
+    The caller has found as many values as lines. If each newline is between a closing and an opening brace,
+    it is between two values: these three cannot follow each other within a JSON value. So no value spans two
+    lines, and no line has two values. ``ends`` are the positions of newlines in ``symbols``.
     """
     opening, inner = symbols[0], ends[:-1]
     closing = _CLOSING.get(int(opening))
@@ -276,8 +276,8 @@ class FixedFraming(Framing[M]):
         return frames
 
     def _cut(self, frames: Frames[M], base_offset: Offset, error: Exception) -> Exception:
-        """Keep the messages before the first one whose UUID is malformed. Return the error of this UUID, or
-        else ``error``."""
+        """Keep the messages before the first malformed UUID. Return the error of that UUID, or ``error`` if
+        no UUID is malformed."""
         uuids: list[bytes] = []
         for message in frames.messages:
             try:
@@ -322,7 +322,7 @@ class FixedFraming(Framing[M]):
         if len(head) < FIXED_HEADER_BYTES:
             return False
         magic, length = _FIXED_HEADER.unpack(head)
-        return bool(  # Also for a malformed frame: `decode` raises its error.
+        return bool(  # True also for a malformed frame: `decode` raises its error.
             magic != FIXED_MAGIC
             or FIXED_HEADER_BYTES + length > self.frame_bytes_max
             or size + len(data) >= FIXED_HEADER_BYTES + length
@@ -370,12 +370,12 @@ def framing_of(
 ) -> Framing[Any]:
     """Return a new framing for one reader or publisher.
 
-    ``place`` is where messages have their UUID: a path of names as they stand in JSON, such as
-    ``_meta.uuid``. Empty: the class attribute ``gazette_uuid`` of the type, or else its field ``uuid``.
-    None: decode messages without a look at their UUIDs. A type with a class method
-    ``gazette_codec(content_type)`` supplies its own codec, and knows the place.
+    ``place`` is the place of the UUID in messages: a path of names in JSON, such as ``_meta.uuid``. If it is
+    empty, the place is that in the class attribute ``gazette_uuid``, or else the field ``uuid``. If it is
+    None, UUIDs are not decoded. A type with a class method ``gazette_codec(content_type)`` supplies its own
+    codec, which knows the place.
 
-    Raise `Invalid` if the content type is unknown, or cannot hold the type, and if the type lacks the place.
+    Raise `Invalid` if the content type is unknown or cannot hold the type, and if the type lacks the place.
     """
     entry = _FRAMINGS.get(content_type)
     if entry is None:

@@ -1,1 +1,1 @@
-"""Publishing of programs that are no shards: outputs, transactions, and their commits."""
+"""Publishers for programs that are no shards: outputs, transactions, and their commits."""

@@ -32,15 +32,14 @@ _USE_ASYNC_WITH: Final = "Use it as `async with ClientPublisher(client)`, or awa
 class ClientPublisher:
     """A publisher on an event loop. Use it as ``async with ClientPublisher(client) as publisher``.
 
-    Tasks take turns: while a task has a transaction open, all others wait, at most ``timeout_s``. A publisher
-    that raised `CommitFailed` cannot be used any more: make another one.
+    Tasks take turns: while a task has a transaction open, all other tasks wait, at most ``timeout_s``. After
+    `CommitFailed`, the publisher cannot be used any more: make a new publisher.
 
     ``mapping`` says how keys choose among journals. Use the mapping of the application that publishes to the
     same journals. ``timeout_s`` bounds each wait of a publish or commit, in seconds. ``commits`` is a
     directory for this publisher alone. With it, a transaction over several journals is all or nothing even if
     the process dies: the next publisher with the same directory completes it. ``uuid`` is the place of the
-    UUID in messages. It is needed where neither a label of the journal nor the type of the message says the
-    place.
+    UUID in messages. Give it if neither a label of the journal nor the type of the message says the place.
 
     Raises ``Invalid`` for settings that cannot be right.
     """
@@ -77,8 +76,8 @@ class ClientPublisher:
         await self.close()
 
     async def close(self) -> None:
-        """End the publisher. An open transaction never becomes visible; one whose commit has failed may (see
-        `CommitFailed`). May be repeated."""
+        """End the publisher. An open transaction never becomes visible. A transaction whose commit has failed
+        may become visible (see `CommitFailed`). May be repeated."""
         if not self._bound.was_forked:
             self._bound.require()
         self._is_open = False
@@ -93,15 +92,15 @@ class ClientPublisher:
         """Publish one message. Return its offsets once it is committed.
 
         ``output`` is the name of a journal, a ``LabelSelector``, a `Source` or `Output`, or partitions. A
-        `Source` or `Output` chooses by its own key, or at random without one. Of several other journals, the
-        key that their labels name chooses one. Without such labels, the hash of ``key`` chooses, as the
-        mapping of applications does. Without ``key``, any is chosen.
+        `Source` or `Output` chooses a partition by its declared key, or at random if it has no key. Several
+        other journals are chosen by the key that their labels name. If labels name no key, the hash of
+        ``key`` chooses, as in the mapping of applications. If ``key`` is None, the choice is random.
 
         Raise ``NotFound`` for an unknown journal. Raise ``Invalid`` if the journal cannot hold the message,
         if the key cannot be used, or if this task has a transaction open. Raise ``Unavailable`` if no broker
         answers, or the transaction of another task takes too long. Raise ``Closed`` once the publisher was
-        closed, or has failed. Nothing is appended then. Raise `CommitFailed` if the append is refused, or
-        takes too long.
+        closed, or has failed. After these errors, nothing is appended. Raise `CommitFailed` if the append is
+        refused, or takes too long.
         """
         if running_loop() is not self._bound.loop:
             self._bound.require()
@@ -116,16 +115,16 @@ class ClientPublisher:
         return await service.appended(future, partition.journal)
 
     def transaction(self) -> ClientTransaction:
-        """Return a transaction: its messages become visible together when its block ends, or never. In
-        several journals, that needs ``commits`` if the process may die.
+        """Return a transaction: its messages become visible together when its block ends, or never. For
+        several journals, set ``commits`` to keep this promise even if the process dies.
 
         An error that leaves the block rolls the transaction back, and is raised.
         """
         return ClientTransaction(self)
 
     async def _take_turn(self) -> None:
-        """Wait until no task has a transaction open. Raise ``Invalid`` if this task has one, ``Unavailable``
-        after the timeout."""
+        """Wait until no task has a transaction open. Raise ``Invalid`` if this task itself has a transaction
+        open, and ``Unavailable`` after the timeout."""
         self._bound.require()
         if self._holder is not None and self._holder is asyncio.current_task():
             raise Invalid(
@@ -149,7 +148,7 @@ class ClientTransaction:
         self._clock: int | None = None
         """Clock of the open transaction."""
         self.offsets: Mapping[JournalName, int] = {}
-        """After the commit: by journal, the offset after the transaction. A query with these offsets as
+        """By journal, the offset after the committed transaction. A query with these offsets as
         ``gazette-read-through`` reflects the transaction."""
 
     async def __aenter__(self) -> Self:
@@ -189,7 +188,7 @@ class ClientTransaction:
                 await self._service.roll_back(self._service.end_for_rollback(clock))
         except BaseException as failure:
             self._service.fail(failure)
-            # The error of the block says more than the error of its rollback.
+            # The error that ended the block says more than the error of the rollback.
             if kind is None or not isinstance(failure, GazetteError | TimeoutError):
                 raise
         finally:
@@ -200,8 +199,8 @@ class ClientTransaction:
 class SyncPublisher:
     """A publisher for scripts, with an event loop in a thread of its own. See `open_publisher`.
 
-    Any thread may use it. While one has a transaction open, others wait, at most ``timeout_s``. In a forked
-    child process, ``publish`` and the begin of a transaction raise ``Closed``, and ``close`` changes nothing.
+    Any thread may use it. While a thread has a transaction open, others wait, at most ``timeout_s``. In a
+    forked child, ``publish`` and the begin of a transaction raise ``Closed``, and ``close`` changes nothing.
     """
 
     def __init__(
@@ -249,8 +248,8 @@ class SyncPublisher:
         self.close()
 
     def close(self) -> None:
-        """End the publisher, its connections and its thread, within seconds. May be repeated. Uncommitted
-        messages: see `ClientPublisher.close`."""
+        """End the publisher, its connections and its thread, within seconds. May be repeated. For uncommitted
+        messages see `ClientPublisher.close`."""
         service, self._service = self._service, None
         client, self._client = self._client, None
         if self._process.was_forked:
@@ -303,10 +302,10 @@ class SyncPublisher:
         return partition
 
     def _take_turn(self, taken: list[bool]) -> None:
-        """Wait until no thread has a transaction open, then add True to ``taken``. Raise ``Invalid`` if this
-        thread has one, ``Unavailable`` after the timeout.
+        """Wait until no thread has a transaction open, then take the turn and add True to ``taken``. Raise
+        ``Invalid`` if this thread has a transaction open, and ``Unavailable`` after the timeout.
 
-        Python raises Ctrl-C before or after a call of C code. So one such call takes the turn and says so.
+        One call of C code does both: Python raises Ctrl-C before or after a call of C code, never within it.
         """
         if self._holder == threading.get_ident():
             raise Invalid(
@@ -320,7 +319,7 @@ class SyncPublisher:
 
 
 async def _close_all(service: PublishingService | None, client: Client | None) -> None:
-    """Close what a `SyncPublisher` has made."""
+    """Close the service and the client of a `SyncPublisher`."""
     try:
         if service is not None:
             await service.close()
@@ -337,7 +336,7 @@ class SyncTransaction:
         self._clock: int | None = None
         """Clock of the open transaction."""
         self.offsets: Mapping[JournalName, int] = {}
-        """After the commit: by journal, the offset after the transaction."""
+        """By journal, the offset after the committed transaction."""
 
     def __enter__(self) -> Self:
         publisher, taken = self._publisher, list[bool]()
@@ -370,9 +369,9 @@ class SyncTransaction:
     ) -> None:
         publisher, clock = self._publisher, self._clock
         service = publisher._service
-        if clock is None:  # The turn may be that of another transaction.
+        if clock is None:  # Another transaction may have the turn.
             raise _not_open()
-        # Nothing is called before the `try`: Ctrl-C would leave the turn taken.
+        # Call nothing before the `try`: Ctrl-C would leave the turn taken.
         try:
             self._clock = None
             if service is None:
@@ -403,16 +402,16 @@ def open_publisher(
 ) -> SyncPublisher:
     """Return a publisher for a script. Use it as ``with open_publisher() as publisher``.
 
-    ``broker`` is the address of a broker, or of several, separated by commas. The default is
-    ``BROKER_ADDRESS`` of the environment, and the credentials beside it, as for ``gazctl``. ``flags``
-    gives address and credentials in full, in place of these.
+    ``broker`` is the address of a broker, or several addresses separated by commas. By default, the
+    environment gives the address (``BROKER_ADDRESS``) and the credentials, as for ``gazctl``. ``flags``
+    replaces both the address and the credentials.
 
     ``mapping`` says how keys choose among journals: ``modulo`` or ``rendezvous``. Use the mapping of the
     application that publishes to the same journals. ``timeout_s`` bounds each wait of a call, in seconds.
     ``commits`` is a directory for this publisher alone. With it, a transaction over several journals is all
     or nothing even if the process dies: the next publisher with the same directory completes it. ``uuid`` is
-    the place of the UUID in messages, such as ``_meta.uuid``. It is needed where neither a label of the
-    journal nor the type of the message says the place.
+    the place of the UUID in messages, such as ``_meta.uuid``. Give it if neither a label of the journal nor
+    the type of the message says the place.
 
     Raise ``Unavailable`` if no broker answers in time, and ``Invalid`` for settings that cannot be right.
     """

@@ -1,11 +1,11 @@
-"""Records of commits: what a publisher is about to append, as files that outlive its process.
+"""Records of commits: acknowledgements that a publisher is about to append, in a file that outlives it.
 
 A transaction over several journals commits by an acknowledgement in each journal. A process that dies between
-two of them would leave a part of the transaction visible. So the acknowledgements are recorded first: the
-record decides the commit. The next publisher with the same directory appends the recorded acknowledgements.
+two acknowledgements would leave a part of the transaction visible. So the acknowledgements are recorded
+first: the record decides the commit. The next publisher with the same directory appends them.
 
-Only one publisher at a time may use the directory. Another publisher could append an old acknowledgement
-while its producer is within the next transaction. That would roll the next transaction back.
+Only one publisher at a time may use the directory. Another publisher could append an old acknowledgement of a
+producer that is already in its next transaction. This would roll the next transaction back.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _RECORD: Final = "commit.json"
 
 
 class CommitRecords:
-    """The record of the last commit in a directory, and the directory's lock. For one thread at a time."""
+    """The record of the last commit in a directory, and the directory's lock. Use it in one thread."""
 
     def __init__(self, directory: Path) -> None:
         """Lock the directory, and create it if it is absent.
@@ -43,7 +43,7 @@ class CommitRecords:
         written.
         """
         self.path = directory / _RECORD
-        """The file of the record; absent while no commit is to be completed."""
+        """The file of the record. It exists only while a commit may be incomplete."""
         try:
             make_private_directory(directory)
             self._lock = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -60,8 +60,8 @@ class CommitRecords:
             ) from error
 
     def load(self) -> dict[JournalName, bytes]:
-        """Return the recorded content, by journal; empty without a record. Raise ``Unavailable`` if the file
-        cannot be read, and ``Corrupt`` if it is no record."""
+        """Return the recorded content, by journal; empty if there is no record. Raise ``Unavailable`` if the
+        file cannot be read, and ``Corrupt`` if it is no record."""
         try:
             text = self.path.read_bytes()
         except FileNotFoundError:
@@ -84,7 +84,7 @@ class CommitRecords:
     def save(self, intents: Mapping[JournalName, bytes]) -> None:
         """Record the acknowledgements that are about to be appended. The record is on disk when this returns.
 
-        Raise ``Unavailable`` if no record was made, and ``Broken`` if that is not known.
+        Raise ``Unavailable`` if surely no record was made, and ``Broken`` if a record may have been made.
         """
         text = json.dumps(
             {journal: base64.b64encode(content).decode() for journal, content in intents.items()}
@@ -104,13 +104,13 @@ class CommitRecords:
             partial.replace(self.path)
             self._sync()
         except OSError as error:
-            # It is not known which of the two names a crash would leave, whatever is removed here.
+            # After a crash, either name may be in the directory: removing one of them here changes nothing.
             raise Broken(
                 f"a commit may have been recorded in {self.path}: {error.strerror}"
             ) from error
 
     def clear(self) -> None:
-        """Remove the record: all its content is appended. Raise ``Unavailable`` if the disk refuses."""
+        """Remove the record, once all its content is appended. Raise ``Unavailable`` if the disk refuses."""
         try:
             self.path.unlink(missing_ok=True)
             self._sync()
@@ -118,7 +118,7 @@ class CommitRecords:
             raise _unwritable(self.path, error) from error
 
     def close(self) -> None:
-        """Release the directory for other publishers. A record stays. May be repeated."""
+        """Release the directory for other publishers. Leave a record there. May be repeated."""
         lock, self._lock = self._lock, -1
         if lock >= 0:
             os.close(lock)
@@ -132,14 +132,14 @@ class CommitRecords:
 
 
 class CommitDirectory:
-    """`CommitRecords` as an event loop uses them: each call runs in a thread, and has a deadline.
+    """`CommitRecords` for an event loop: each call runs in a thread, and has a deadline.
 
-    After its deadline, a call raises ``TimeoutError``, which names the directory and how long the call took.
-    The thread goes on.
+    After its deadline, a call raises ``TimeoutError``, which names the directory and the duration of the
+    call. The thread goes on.
     """
 
     def __init__(self, directory: Path) -> None:
-        """Begin without a call."""
+        """Make no call yet."""
         self.directory = directory
         self.path = directory / _RECORD
         self._pool = BlockingPool("commit-records", 1)
@@ -147,7 +147,7 @@ class CommitDirectory:
         self._last_call: OpFuture[Any] | None = None
 
     async def load(self, deadline: float) -> dict[JournalName, bytes]:
-        """Lock the directory, and return the recorded content. Errors: see `CommitRecords`."""
+        """Lock the directory, and return the recorded content. For the errors see `CommitRecords`."""
 
         def load() -> dict[JournalName, bytes]:
             self._records = CommitRecords(self.directory)
@@ -156,12 +156,12 @@ class CommitDirectory:
         return await self._within(deadline, load)
 
     async def save(self, intents: Mapping[JournalName, bytes], deadline: float) -> None:
-        """Do `CommitRecords.save`. After a ``TimeoutError`` or a cancellation the record may come later."""
+        """Call `CommitRecords.save`. After a ``TimeoutError`` or a cancellation the record may come later."""
         assert self._records is not None
         await self._within(deadline, self._records.save, intents)
 
     async def clear(self, deadline: float) -> None:
-        """Do `CommitRecords.clear`."""
+        """Call `CommitRecords.clear`."""
         assert self._records is not None
         await self._within(deadline, self._records.clear)
 
@@ -183,12 +183,12 @@ class CommitDirectory:
 
     def release(self) -> None:
         """Release the directory for other publishers once no call runs. Otherwise a late call would make a
-        record that no publisher completes, or remove that of another publisher."""
+        record that no publisher completes, or remove another publisher's record."""
         if self._last_call is not None:
             self._last_call.add_done_callback(lambda _: self.leave())
 
     def leave(self) -> None:
-        """Release the directory at once. No call may run: a forked child has no thread of the records."""
+        """Release the directory at once, in a forked child, where no call can run."""
         if self._records is not None:
             self._records.close()
 

@@ -1,6 +1,6 @@
 """Outputs of a publisher: the journals that a name, a selector or a set of partitions stands for.
 
-A `Choice` selects one of these journals for a message: by labels, by a declaration, or by the caller's key.
+A `Choice` selects one of an output's journals for a message: by labels, a declaration, or the caller's key.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from gazette.protocol.label_set import LabelSelector, LabelSet
 MappingName: TypeAlias = Literal["modulo", "rendezvous"]
 
 Choice: TypeAlias = Callable[[Any, Any], Partition]
-"""Function from a message and its publisher's key, or None, to a partition."""
+"""Function from a message, and the key that the publisher gives or None, to a partition."""
 
 
 @runtime_checkable
@@ -62,11 +62,11 @@ Output: TypeAlias = str | LabelSelector | DeclaredOutput | Partitions | Callable
 
 _SINGLE_MAX: Final = 4096
 _UNTYPED: Final = (bytes, dict, CSVRecord)
-"""Types of messages whose names do not describe their content."""
+"""Message types whose name says nothing about the content of a message."""
 
 
 class Daemons(Protocol):
-    """The method of `gazette.runtime.tasks.TaskScope` by which a selector is watched."""
+    """The method of `gazette.runtime.tasks.TaskScope` that runs a watch of partitions."""
 
     def daemon(self, coro: Any, *, name: str) -> Any: ...
 
@@ -85,7 +85,7 @@ class KnownOutput:
     ) -> None:
         self._uuid = uuid
         self.is_single = is_single
-        """True for one named journal that takes messages with any key. Its partition never changes."""
+        """True for a named journal that takes messages with any key. Its partition never changes."""
         self.partitions = partitions
         self._message_types = message_types
         self._choose = choose
@@ -94,8 +94,8 @@ class KnownOutput:
         """Return the journal for a message.
 
         Raise ``NotFound`` if there is no journal. Raise ``Invalid`` for a key that is not known, belongs to
-        another journal, or is a value that cannot be a key. Raise it too for a journal without a content
-        type, and for a journal of messages of another type.
+        another journal, or is a value that cannot be a key. Raise ``Invalid`` also for a journal without a
+        content type, and for a journal of messages of another type.
         """
         try:
             chosen = self._choose(message, key)
@@ -139,10 +139,10 @@ class Outputs:
         self._rng = random.Random()
         self._known: dict[str | LabelSelector | DeclaredOutput, KnownOutput] = {}
         self.single: dict[tuple[JournalName, type], Partition] = {}
-        """Named journals that take messages of a type with any key, each checked once."""
+        """The partition of a named journal for a type of messages, if it takes any key. Checked once."""
 
     def partition_of(self, output: Output, message: Any, key: Any) -> Partition | None:
-        """Return the journal for a message; None if the output must be found first. Any thread may call this.
+        """Return the journal for a message; None if `find` must come first. Any thread may call this.
 
         For the errors see `KnownOutput.partition_of`.
         """
@@ -155,8 +155,8 @@ class Outputs:
         return partition
 
     def known(self, output: Output) -> KnownOutput | None:
-        """Return the output if it was found before, or need not be found; else None. Any thread may call
-        this. Raise ``Invalid`` if ``output`` is no output."""
+        """Return the output; None if `find` must find it first. Any thread may call this. Raise ``Invalid``
+        if ``output`` is no output."""
         outputs: dict[Any, KnownOutput] = self._known
         if isinstance(output, Hashable) and (known_output := outputs.get(output)) is not None:
             return known_output
@@ -174,11 +174,11 @@ class Outputs:
         )
 
     async def find(self, output: Output) -> None:
-        """Find an output, and remember it. The partitions of a selector or declaration are watched from now
-        on.
+        """Find the journals of an output, and remember them. Watch the partitions of a selector or
+        declaration from now on.
 
-        Raise ``Invalid`` for a bad name or label, and ``NotFound`` without a journal, also after some time:
-        see `gazette.client.waits.Grace`. Wait for brokers.
+        Raise ``Invalid`` for a bad name or label. Raise ``NotFound`` if brokers know no journal for some
+        time: see `gazette.client.waits.Grace`. Wait for brokers.
         """
         if self.known(output) is not None:
             return
@@ -202,7 +202,7 @@ class Outputs:
             ) from error
         listed = await once_known(self._client, output, lambda: self._client.get_journal(output))
         spec = listed.spec
-        # Leave the labels out: `choose` checks the key, if they name one.
+        # Leave the labels out: `choose` checks the key that they may name.
         partitions = Partitions(Partitions.of_specs([spec]).all)
         choose = choice_of_named(partitions.all[0], spec.labels)
         is_single = KeyRule.of_labels(spec.labels) is None
@@ -239,7 +239,7 @@ class Outputs:
         self, selector: LabelSelector, count: int
     ) -> tuple[PartitionWatch, dict[JournalName, str]]:
         """Watch a selector from now on. Return the watch of its partitions, and the types of their messages,
-        by journal. Both stay current. Wait for some time while brokers know fewer than ``count``
+        by journal. Watch and types stay current. Wait for some time while brokers know fewer than ``count``
         partitions."""
         message_types: dict[JournalName, str] = {}
         watch = PartitionWatch(self._observed(selector, message_types))
@@ -250,7 +250,7 @@ class Outputs:
             if len(watch().all) < count:
                 raise NotFound("brokers know fewer partitions", selector=str(selector))
 
-        with suppress(NotFound):  # The choice of a partition names what is missing.
+        with suppress(NotFound):  # The later choice of a partition raises a better error.
             await once_known(self._client, str(selector), require_all)
         return watch, message_types
 
@@ -269,7 +269,7 @@ def _types_of(specs: list[JournalSpec]) -> dict[JournalName, str]:
 def choice_by_labels(
     partitions: PartitionsFunc, mapping: MappingName, rng: random.Random
 ) -> Choice:
-    """Return the choice by the key that labels name. Without labels: by the caller's key, or at random."""
+    """Return the choice by the key that labels name; if they name none, by the caller's key, or at random."""
     by_key = modulo_mapping if mapping == "modulo" else rendezvous_mapping
     by_given_key: Mapping[Any] = by_key(partitions, lambda key: key)
     at_random: Mapping[Any] = random_mapping(partitions, rng)
@@ -286,7 +286,7 @@ def choice_by_labels(
 def choice_of_named(partition: Partition, labels: LabelSet) -> Choice:
     """Return the choice of one named journal, for messages whose key belongs to it.
 
-    Raise ``Invalid`` for a journal with a key whose name does not say which partition it is.
+    Raise ``Invalid`` if labels name a key, and the journal's name does not say which partition it is.
     """
     rule = KeyRule.of_labels(labels)
     if rule is None:
@@ -302,7 +302,7 @@ def choice_of_named(partition: Partition, labels: LabelSet) -> Choice:
 
 
 def choice_of_one(partition: Partition, rule: KeyRule, number: int) -> Choice:
-    """Return the choice of the partition with that number, for messages whose key belongs to it."""
+    """Return the choice of ``partition``, which has ``number``, for messages whose key belongs to it."""
     keys = LabelledKeys(rule)
 
     def choose(message: Any, key: Any) -> Partition:
@@ -321,7 +321,7 @@ def choice_of_one(partition: Partition, rule: KeyRule, number: int) -> Choice:
 
 def choice_as_declared(output: DeclaredOutput, partitions: PartitionsFunc) -> Choice:
     """Return the choice of a `Source` or `Output` among the partitions that exist. The choice raises
-    ``Invalid`` if these are not the declared ones, or if the caller's key is not that of the message."""
+    ``Invalid`` if they are not the declared partitions, or if the caller's key is not the message's key."""
     mapping = output.mapping(partitions)
     checked: Partitions | None = None
 

@@ -1,13 +1,13 @@
-"""Transactions of a program that is no shard: `PublishingService`, behind publishers of both kinds.
+"""Transactions of a program that is no shard: `PublishingService`, used by both publishers.
 
-A transaction's messages are pending until their acknowledgement is in the same journal. Within one journal
-that is all or nothing. Over several journals, one acknowledgement for each is appended once all messages are
-in place. A process that dies between two acknowledgements leaves a part of the transaction visible, unless it
+A transaction's messages are pending until their acknowledgement is in the same journal. So a transaction in
+one journal is all or nothing. In several journals, each gets an acknowledgement once all messages are in
+place. A process that dies between two acknowledgements leaves a part of the transaction visible, unless it
 has a directory for `CommitDirectory`.
 
 An append that was enqueued cannot be withdrawn. So a publisher cannot be used any more after a failed commit,
-or after a wait that was given up. Messages that get no acknowledgement stay pending for ever, and no reader
-sees them.
+or after a wait that was given up. Messages without an acknowledgement stay pending for ever, and no reader
+gets them.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from gazette.runtime.tasks import OpFuture, TaskScope, await_future
 from gazette.runtime.timeouts import timeout
 
 TIMEOUT_S: Final = 60.0
-"""Seconds that a publish or a commit may take, unless another number is given."""
+"""Seconds that a publish or a commit may take by default."""
 BACKLOG_BYTES_MAX: Final = 32 << 20
-"""Bytes of a transaction that may wait for brokers. Publishing then waits."""
+"""Bytes of a transaction that may wait for brokers. With more bytes, publishing waits."""
 CLOSE_S: Final = 10.0
-"""Seconds that the end of a publisher may take."""
+"""Seconds that each step of closing a publisher may take."""
 _SETTINGS: Final = AppendServiceSettings(memory_max=2 * BACKLOG_BYTES_MAX)
 
 
 class CommitFailed(Broken):
-    """A transaction did not commit, or not everywhere, or its outcome is not known."""
+    """A transaction did not commit, committed in some journals only, or has an unknown outcome."""
 
     default_hint = (
         "Make another publisher. Publish again only what no reader can have seen: read the journals "
@@ -65,7 +65,7 @@ class CommitFailed(Broken):
         self.committed = committed
         """Journals in which the transaction is visible."""
         self.unknown = unknown
-        """Journals in which the transaction may be visible, or may become visible."""
+        """Journals in which the transaction may be visible now or later."""
 
 
 class PublishingService:
@@ -99,10 +99,10 @@ class PublishingService:
         self._closed = False
 
     async def start(self) -> None:
-        """Append the acknowledgements of a commit that a former publisher with the same directory decided.
+        """Complete a commit that a former publisher with the same directory recorded: append its content.
 
         Raise ``Invalid`` if another publisher uses the directory. Raise ``Unavailable`` or ``Corrupt`` if the
-        records cannot be read in time, and ``CommitFailed`` unless all appends succeed within the timeout.
+        records cannot be read in time, and ``CommitFailed`` if an append does not succeed in time.
         """
         if self._records is None:
             return
@@ -119,7 +119,7 @@ class PublishingService:
             await self._acknowledge(intents, deadline)
 
     def abandon(self) -> None:
-        """Do what `close` does, without waiting, and leave the thread of the records. Call this on the event
+        """Close the publisher without waiting, also not for the thread of the records. Call this on the event
         loop."""
         self._closed = True
         self._appends.abandon()
@@ -128,7 +128,7 @@ class PublishingService:
             self._records.release()
 
     async def close(self) -> None:
-        """End the publisher, within about twice `CLOSE_S` seconds. Appends that wait are given up."""
+        """End the publisher, within about twice `CLOSE_S` seconds. Give up appends that wait."""
         self._closed = True
         if self._process.was_forked:
             if self._records is not None:
@@ -158,13 +158,13 @@ class PublishingService:
 
     async def find(self, output: Output) -> None:
         """Find an output. Raise ``Unavailable`` if no broker answers in time, and ``Closed`` as
-        `require_usable` does. Other errors: see `Outputs.find`."""
+        `require_usable` does. Other errors are those of `Outputs.find`."""
         self.require_usable()
         async with self._in_time("no broker has named a journal of the output", self._deadline()):
             await self._outputs.find(output)
 
     def publish_committed(self, partition: Partition, message: Any) -> OpFuture[AppendResult]:
-        """Publish a message outside of transactions. Any thread may call this, one at a time.
+        """Publish a message outside of transactions. Any thread may call this, but only one at a time.
 
         For the errors see `Publisher.publish_committed`. After an error nothing is published.
         """
@@ -190,21 +190,21 @@ class PublishingService:
     # Transactions.
 
     def begin(self) -> int:
-        """Begin a transaction. There is one at a time. Any thread may call this.
+        """Begin a transaction, after the last one has ended. Any thread may call this.
 
         Return the clock of the transaction, which is less than the clocks of all its messages.
         """
         self.require_usable()
         self._publisher.clock.update(int(self._client.clock.now() * 1e9))
-        # Keep back what still fits in memory, so that a rollback appends nothing.
+        # Keep messages back while they fit in memory, so that a rollback needs no append.
         self._publisher.hold(strict=False)
         return self._publisher.clock.value
 
     def stage(self, partition: Partition, message: Any) -> bool:
         """Publish a message within a transaction. Return True if the caller must call `relieve`.
 
-        The thread of the transaction calls this. For the errors see `Publisher.publish_uncommitted`: after an
-        error other than ``Closed`` the message is not a part of the transaction.
+        Call this in the thread of the transaction. For the errors see `Publisher.publish_uncommitted`: after
+        an error other than ``Closed`` the message is not a part of the transaction.
         """
         self.require_usable()
         self._publisher.publish_uncommitted(lambda _: partition, message)
@@ -220,8 +220,8 @@ class PublishingService:
     def end_for_commit(self) -> dict[JournalName, bytes]:
         """End the transaction, and enqueue its messages. Return the content that commits it, by journal.
 
-        The thread of the transaction calls this. Raise ``Closed`` as `require_usable` does. The caller may
-        have caught an earlier error, which said that nothing is visible.
+        Call this in the thread of the transaction. Raise ``Closed`` as `require_usable` does: the application
+        may have caught an earlier error, which said that nothing is visible.
         """
         self.require_usable()
         self._publisher.release()
@@ -230,12 +230,12 @@ class PublishingService:
     async def commit(self, intents: Mapping[JournalName, bytes]) -> dict[JournalName, int]:
         """Commit the transaction that `end_for_commit` has ended. Return the offset after it, by journal.
 
-        The timeout bounds the record and all appends together. Raise ``CommitFailed``, which says where the
-        transaction is visible. After a cancellation it is not known where the transaction is visible.
+        The timeout bounds the record and all appends together. On failure, raise ``CommitFailed``, which says
+        in which journals the transaction is visible. After a cancellation, this is not known.
         """
         deadline = self._deadline()
         try:
-            # In one journal, the acknowledgement is after the messages without waiting for them.
+            # A single journal needs no wait: its acknowledgement surely comes after the messages.
             if len(intents) > 1:
                 await self._flush(deadline)
                 await reach("publish.deciding", self._publisher.producer.hex(), self._client.clock)
@@ -254,12 +254,12 @@ class PublishingService:
     def end_for_rollback(self, clock: int) -> dict[JournalName, bytes]:
         """End the transaction that began at ``clock``, and leave nothing visible.
 
-        Return the content of the rollback, by journal: empty if nothing was enqueued. The thread of the
-        transaction calls this.
+        Return the content of the rollback, by journal: empty if nothing was enqueued. Call this in the thread
+        of the transaction.
         """
         try:
             self._publisher.roll_back()
-        except NotAllowed:  # Some of it was enqueued.
+        except NotAllowed:  # Some messages were enqueued.
             rollbacks = self._publisher.build_rollbacks(clock)
             self._publisher.build_ack_intents()
             return rollbacks
@@ -268,8 +268,8 @@ class PublishingService:
     async def roll_back(self, intents: Mapping[JournalName, bytes]) -> None:
         """Append the content that rolls a transaction back, within `CLOSE_S` seconds.
 
-        Raise the error of an append, or ``TimeoutError``. Readers then keep the messages pending until
-        they forget the producer.
+        Raise the error of an append, or ``TimeoutError``. After an error, readers keep the messages pending
+        until they forget the producer.
         """
         for journal, content in intents.items():
             self._appends.append(AppendParams(journal), content)
@@ -280,7 +280,7 @@ class PublishingService:
     async def _acknowledge(
         self, intents: Mapping[JournalName, bytes], deadline: float
     ) -> dict[JournalName, int]:
-        """Append acknowledgements. Raise ``CommitFailed`` that says which journals have them."""
+        """Append acknowledgements. On failure, raise ``CommitFailed``, which says what each journal has."""
         futures = {
             journal: self._appends.append(AppendParams(journal), content)
             for journal, content in intents.items()
@@ -292,11 +292,11 @@ class PublishingService:
                     try:
                         await await_future(future)
                     except GazetteError:
-                        continue  # Raise the error below, together with the outcome of all other journals.
+                        continue  # Raise it below, together with the outcome of all other journals.
                     await reach("publish.acknowledged", journal, self._client.clock)
         except Unavailable as error:
             cause = error
-        # After a timeout, too, some appends may have succeeded: look at each.
+        # Look at each append: some may have succeeded even after a timeout.
         ends: dict[JournalName, int] = {}
         refused: set[JournalName] = set()
         for journal, future in futures.items():
@@ -323,8 +323,8 @@ class PublishingService:
         refused: set[JournalName],
         error: BaseException,
     ) -> CommitFailed:
-        """Return the error of a commit whose acknowledgements are not all appended. ``ends`` has the journals
-        with theirs, ``refused`` those that have refused theirs. The fate of all others is unknown."""
+        """Return the error of a commit whose acknowledgements are not all appended. ``ends`` are the journals
+        that have theirs, ``refused`` the journals that refused it. For all others this is unknown."""
         unknown = tuple(sorted(intents.keys() - ends.keys() - refused))
         committed = tuple(sorted(ends))
         where = []
@@ -374,7 +374,7 @@ class PublishingService:
 
     @asynccontextmanager
     async def _in_time(self, problem: str, deadline: float) -> AsyncIterator[None]:
-        """Bound a wait. After ``deadline`` raise ``Unavailable`` with ``problem``, and why appends wait."""
+        """Bound a wait. After ``deadline`` raise ``Unavailable`` with ``problem`` and why appends wait."""
         try:
             async with asyncio.timeout_at(deadline):
                 yield
@@ -388,14 +388,14 @@ class PublishingService:
             ) from error
 
     async def _reasons(self) -> str:
-        """Return why appends wait. Of the journals without an answer, ask brokers only about the first."""
+        """Return why appends wait. Ask brokers about the first journal without an answer, not about all."""
         waiting = sorted(self._appends.waiting().items())
         silent_journal = next((name for name, reason in waiting if not reason), "")
         broker_reason = await ask_reason(self._client, silent_journal) if silent_journal else ""
         texts = [f"{name}: {reason or broker_reason or 'no answer'}" for name, reason in waiting]
         return f": {'; '.join(texts)}" if texts else ""
 
-    # Its end.
+    # The end of the publisher.
 
     def require_usable(self) -> None:
         """Raise ``Closed`` once the publisher was closed, has failed, or is in a forked process."""
@@ -414,7 +414,7 @@ class PublishingService:
             ) from failure
 
     def fail(self, error: BaseException) -> None:
-        """Refuse later messages: those that are enqueued or in line belong to a transaction that failed."""
+        """Refuse later messages: the messages that wait belong to a transaction that failed."""
         if self._failure is None:
             self._failure = error
 

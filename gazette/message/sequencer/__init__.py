@@ -1,1 +1,1 @@
-"""Exactly-once order of messages."""
+"""Deliver each committed message once, in the order of its producer."""

@@ -1,8 +1,8 @@
 """Messages that a sequencer holds: pending ones in its `Ring`, and committed ones in a `Drain`. Pure.
 
-The ring bounds how many messages are held. A `PartialSequence` keeps the messages of one producer.
+The ring bounds the number of messages in memory. A `PartialSequence` keeps the messages of one producer.
 
-A drain hands out messages with `take`. Its owner reports with `consumed` how many took effect. The state for
+A drain gives out messages with `take`. Its owner reports with `consumed` how many took effect. The state for
 a checkpoint advances with each consumed message. So a shard that stops in the middle resumes exactly there.
 """
 
@@ -25,7 +25,7 @@ M = TypeVar("M")
 class PartialSequence:
     """State of one producer in one journal, with its messages that are not acknowledged yet.
 
-    Invariants: ``min_clock <= max_clock``. Without a ``begin`` they are equal, and no message of
+    Invariants: ``min_clock <= max_clock``. If ``begin`` is None, both clocks are equal, and no message of
     the producer is kept. Kept envelopes have ascending clocks and ring numbers.
     """
 
@@ -53,16 +53,16 @@ class PartialSequence:
         self.min_clock = clock
         """Clock up to which messages are acknowledged (or, during a drain, consumed)."""
         self.max_clock = clock
-        """Clock up to which messages were seen. Not part of checkpoints."""
+        """Clock up to which messages were seen. Checkpoints do not have it."""
         self.seen_at = 0
-        """Age of the journal at the last checkpoint before which ``max_clock`` changed: see `Sequencer`."""
+        """Age of the journal at the first checkpoint after the last message: see `Sequencer.checkpoint`."""
         self.checked_clock = -1
-        """``max_clock`` in the last checkpoint; -1 before the first, unless `restored` sets it."""
+        """``max_clock`` at the last checkpoint; -1 before the first, unless `restored` sets it."""
         self.begin = begin
-        """Offset of the first message beyond ``min_clock``. None without such a message."""
+        """Offset of the first message beyond ``min_clock``. None if there is no such message."""
         self.kept: deque[Any] = deque()
-        """The producer's latest messages, from ``begin`` on unless the ring has dropped some: envelopes, or
-        rows of an array pass."""
+        """The producer's latest messages, from ``begin`` on unless the ring has dropped some. Each is an
+        envelope, or a row of an array pass."""
         self.numbers: deque[int] = deque()
         """Ring number of each kept message."""
 
@@ -70,7 +70,7 @@ class PartialSequence:
     def restored(
         cls, journal: JournalName, producer: ProducerId, state: ProducerState
     ) -> PartialSequence:
-        """Return the sequence of a producer of a checkpoint. Its open transaction counts as new."""
+        """Return the sequence of a producer in a checkpoint. An open transaction of it counts as new."""
         partial = cls(journal, producer, state.last_ack, state.begin)
         if state.begin is None:
             partial.checked_clock = state.last_ack
@@ -93,8 +93,8 @@ class PartialSequence:
 
 
 class _Run:
-    """Consecutive slots of the ring that hold messages of one producer. ``owner`` is None for messages that
-    are not kept."""
+    """Consecutive slots of the ring for messages of one producer. ``owner`` is None for messages that are not
+    kept."""
 
     __slots__ = ("count", "owner")
 
@@ -104,10 +104,10 @@ class _Run:
 
 
 class Ring:
-    """Bounded record of the messages queued last: at most ``capacity``, of all producers.
+    """Bound on the messages in memory: the last ``capacity`` messages of all producers.
 
-    The ring counts slots. Messages are kept by their producers, from which the ring drops them. A slot stays
-    occupied until it is overwritten, even if its message was delivered or rolled back.
+    The ring only counts slots. A `PartialSequence` keeps the messages, and drops the oldest when the ring is
+    full. Until then, a slot stays occupied, even if its message was delivered or rolled back.
     """
 
     __slots__ = ("_low", "_runs", "_size", "capacity")
@@ -115,14 +115,14 @@ class Ring:
     def __init__(self, capacity: int) -> None:
         self.capacity = max(1, capacity)
         self._low = 0
-        """Ring number of the oldest slot that is taken."""
+        """Ring number of the oldest occupied slot."""
         self._size = 0
-        """Number of slots that are taken."""
+        """Number of occupied slots."""
         self._runs: deque[_Run] = deque()
 
     def make_room(self) -> None:
-        """Drop the oldest message if all slots are taken. Call this for each queued message, whether it is
-        then added or dropped."""
+        """Drop the oldest message if all slots are occupied. Call this for each queued message, even if the
+        message is then dropped and not added."""
         if self._size == self.capacity:
             self._drop(1)
 
@@ -144,7 +144,7 @@ class Ring:
         self._drop(max(0, self._size - self.capacity))
 
     def pass_through(self, count: int) -> None:
-        """Occupy ``count`` slots for messages that are not kept. Drop as many of the oldest as necessary."""
+        """Occupy ``count`` slots for messages that are not kept. Drop the oldest messages if necessary."""
         self._occupy(None, count)
         self._drop(max(0, self._size - self.capacity))
 
@@ -175,7 +175,7 @@ class Ring:
 
 
 class ReplayRange(NamedTuple):
-    """Bytes of a journal that must be read again, because the ring has dropped their messages."""
+    """Bytes of a journal to read again, because the ring has dropped their messages."""
 
     journal: JournalName
     begin: Offset
@@ -183,11 +183,11 @@ class ReplayRange(NamedTuple):
 
 
 class Drain(ABC, Generic[M]):
-    """Committed messages that remain to be consumed. ``_ready[_next:_next + _handed_out]`` are handed out.
-    Messages before them are consumed."""
+    """Committed messages that remain to be consumed. `take` has given out
+    ``_ready[_next:_next + _handed_out]``. All messages before ``_next`` are consumed."""
 
     partial: PartialSequence | None = None
-    """Producer whose state the drain changes, if it is exactly one."""
+    """Producer whose state the drain changes. None if it may change several."""
 
     def __init__(self, ready: list[Envelope[M]]) -> None:
         self._ready = ready
@@ -201,8 +201,8 @@ class Drain(ABC, Generic[M]):
         return batch
 
     def consumed(self, count: int | None) -> None:
-        """Mark the first ``count`` (None: all) messages handed out as consumed. `take` hands out the others
-        again."""
+        """Mark the first ``count`` messages that `take` gave out last as consumed; None means all. `take`
+        gives out the other messages again."""
         count = self._handed_out if count is None else count
         if not 0 <= count <= self._handed_out:
             raise Bug(
@@ -215,7 +215,7 @@ class Drain(ABC, Generic[M]):
 
     @abstractmethod
     def _advance(self, consumed: Sequence[Envelope[M]]) -> None:
-        """Advance the state past consumed messages."""
+        """Advance the state for a checkpoint past consumed messages."""
 
     @property
     @abstractmethod
@@ -224,8 +224,8 @@ class Drain(ABC, Generic[M]):
 
 
 class RunDrain(Drain[M]):
-    """Drain of messages of one journal that each commit at once, of any producers. Until they are consumed,
-    the state is as if they had not been queued."""
+    """Drain of messages of one journal, of any producers, that each commit at once. The state does not change
+    until they are consumed."""
 
     def __init__(
         self,
@@ -260,9 +260,9 @@ class RunDrain(Drain[M]):
 
 
 class SpanDrain(Drain[M]):
-    """Drain of the messages that one message committed: its producer's span, if any, then the message.
+    """Drain of the messages that one message committed: its producer's span, if any, then the message itself.
 
-    If a replay is needed, its messages come first, then those that the ring has kept.
+    If a replay is needed, its messages come first, then the messages that are still in memory.
     """
 
     def __init__(
@@ -278,16 +278,16 @@ class SpanDrain(Drain[M]):
         self._last_message = last
         self._offsets = offsets
         self._replay: Iterator[Sequence[Envelope[M]]] | None = None
-        """Batches that `start_replay` got and that are not taken yet. None for a replay by `feed_replay`."""
+        """Batches of `start_replay` that are not used yet. None for a replay by `feed_replay`."""
         self.needs_replay = needs_replay
-        """True until `start_replay` or `feed_replay` if a replay is needed."""
+        """True if a replay is needed and has not begun."""
         self._replaying = needs_replay
         """True until the replay has ended."""
         self._replayed = False
         """True once a message of the replay was accepted."""
         self._ring_ready = False
-        """True once the messages that the ring kept are ready: none remain after them."""
-        # Greatest clock so far: of all messages of the span, and of those that were delivered.
+        """True once the messages in memory are ready: they are the last of the span."""
+        # Greatest clock so far of all messages of the span, and of its delivered messages.
         self._seen_clock = self._delivered_clock = partial.min_clock
         assert partial.begin is not None
         first = partial.kept[0]
@@ -323,7 +323,7 @@ class SpanDrain(Drain[M]):
         return batch
 
     def _refill(self) -> None:
-        """Make some messages ready: from the replay while it lasts, then from the ring."""
+        """Make some messages ready: from the replay while it lasts, then from memory."""
         while self._replay is not None and not self._ready:
             batch = next(self._replay, None)
             if batch is None:
@@ -364,11 +364,11 @@ class SpanDrain(Drain[M]):
         self._ready.extend(self._committed([env for env in envelopes if env.producer == producer]))
 
     def _committed(self, envelopes: Iterable[Envelope[M]]) -> Iterator[Envelope[M]]:
-        """Yield messages without duplicates, and without those beyond the clock of the acknowledgement.
+        """Yield messages, but no duplicates, and no message beyond the clock of the acknowledgement.
 
-        As in `Sequencer.queue`, a message is a duplicate unless its clock exceeds all clocks before it, also
-        those beyond the acknowledgement. A message with a clock of zero is left out: it took effect when it
-        was first read.
+        As in `Sequencer.queue`, a message is a duplicate unless its clock exceeds all clocks before it. For
+        this, clocks beyond the acknowledgement count, too. Leave out a message with clock zero: it took
+        effect when it was first read.
         """
         acknowledged = self.partial.max_clock
         seen, delivered = self._seen_clock, self._delivered_clock

@@ -1,11 +1,11 @@
 """Stage 12 of the byte path: takes envelopes as they were read, gives those that have committed.
 
-Pure. Producers write messages that are pending until an acknowledgement. They repeat messages after
-an unclear append, and they roll back. The `Sequencer` delivers each message once, when and if it
-commits, in the order of its producer. It keeps the latest messages in a ring, and asks for a replay
-of longer transactions. A checkpoint of its state is always enough to resume elsewhere.
+Pure. Producers write messages that are pending until an acknowledgement. Producers repeat messages after
+an append with an unknown outcome, and roll back. The `Sequencer` delivers each committed message once, in
+the order of its producer. It keeps the latest messages in memory, and asks for a replay of longer
+transactions. A checkpoint of its state is always enough to resume elsewhere.
 
-`Sequencer.queue` with one envelope at a time is the specification. `Sequencer.queue_batch` takes
+`Sequencer.queue`, with one envelope at a time, is the specification. `Sequencer.queue_batch` takes
 whole runs of messages in one step, with the same result.
 """
 
@@ -46,8 +46,8 @@ M = TypeVar("M")
 
 
 PRUNE_HORIZON_NS: Final = 24 * 3600 * 10**9
-"""Nanoseconds for which shards and readers remember a silent producer: see `Sequencer.checkpoint`. Later
-repetitions of its messages are delivered again."""
+"""Nanoseconds for which shards and readers remember a silent producer: see `Sequencer.checkpoint`. If the
+producer repeats a message after this time, the message is delivered again."""
 
 
 class QueueOutcome(IntEnum):
@@ -56,7 +56,7 @@ class QueueOutcome(IntEnum):
     OUTSIDE_ALREADY_ACKED = 0
     """A duplicate of a message outside of transactions. It is dropped."""
     OUTSIDE_COMMIT = 1
-    """The message has committed at once. Pending messages of its producer are rolled back."""
+    """The message commits at once. It rolls back pending messages of its producer."""
     CONTINUE_ALREADY_ACKED = 2
     """A duplicate of a committed message. It is dropped."""
     CONTINUE_TXN_CLOCK_LARGER = 3
@@ -66,9 +66,9 @@ class QueueOutcome(IntEnum):
     CONTINUE_EXTEND_SPAN = 5
     """A further pending message of its producer."""
     ACK_ROLLBACK = 6
-    """The pending messages are rolled back: the producer has committed no more than this clock."""
+    """The pending messages are rolled back: the producer has committed only up to this clock."""
     ACK_EMPTY = 7
-    """An acknowledgement of no pending messages. The acknowledgement is delivered."""
+    """An acknowledgement while no messages are pending. The acknowledgement itself is delivered."""
     ACK_COMMIT_RING = 8
     """The pending messages have committed, and are in the ring."""
     ACK_COMMIT_REPLAY = 9
@@ -94,14 +94,14 @@ _COMMITS = frozenset(
     }
 )
 _COMMITS_AT_ONCE = (OUTSIDE_TXN, FOREIGN_UUID)
-"""Flags of messages that may be part of a run."""
+"""Flags of messages that commit at once, and so may be part of a run."""
 
 
 class Sequencer(Generic[M]):
-    """Selects those messages of any number of journals that have committed.
+    """Delivers the committed messages of any number of journals.
 
     ``sources`` is the `checkpoint` at which an earlier sequencer stopped. Queue the messages of each journal
-    from its ``read_through`` on, in order. ``ring_size`` is the number of messages that the ring keeps.
+    from its ``read_through`` on, in order. ``ring_size`` is the number of messages to keep in memory.
 
         index = 0
         while index < len(batch):
@@ -123,29 +123,29 @@ class Sequencer(Generic[M]):
                 for producer, state in source.producers.items()
             }
         self._ages: dict[JournalName, tuple[int, int]] = {}
-        """By journal: the `checkpoint_clock` and the age at the last checkpoint."""
+        """By journal, the `checkpoint_clock` and the age at the last checkpoint: see `_age`."""
         self._ring = Ring(ring_size)
         self._pending: set[PartialSequence] = set()
         self.drain: Drain[M] | None = None
-        """Committed messages that remain to be dequeued; None without such messages."""
+        """Committed messages that remain to be dequeued; None if there are none."""
         self.outcomes: Counter[tuple[JournalName, int, QueueOutcome]] = Counter()
         """Number of queued messages by journal, flags and outcome, for metrics. The owner may clear it."""
         self.rewinds = 0
-        """Number of times that a producer acknowledged less than before. The producer lost its state, and
-        readers may see messages twice."""
+        """Number of times that a producer acknowledged an earlier clock than before. Such a producer lost its
+        state, and readers may see messages twice."""
         self.clobbers = 0
-        """Number of times that a message outside of transactions rolled back its producer's pending ones."""
+        """Number of times that a message outside of transactions rolled back its producer's transaction."""
 
     @property
     def offsets(self) -> Mapping[JournalName, Offset]:
-        """By journal, the offset up to which messages are queued and, if they committed, consumed."""
+        """By journal, the offset up to which messages are queued, and all committed messages consumed."""
         return self._offsets
 
     @property
     def has_pending(self) -> bool:
-        """True if a span has begun since the last checkpoint, and has not ended.
+        """True if a producer's pending messages have begun since the last checkpoint, and have not ended.
 
-        A span that is older does not count, since its producer may end it late.
+        Older pending messages do not count, since their producer may acknowledge them late.
         """
         return bool(self._pending)
 
@@ -154,8 +154,8 @@ class Sequencer(Generic[M]):
     def queue(self, envelope: Envelope[M]) -> QueueOutcome:
         """Queue the next message of its journal. Raise `Bug` during a drain.
 
-        If the outcome `commits`, dequeue the message and the messages that it commits. The
-        journal's offset passes the message only when all of these are consumed.
+        If the outcome `commits`, dequeue the message and the messages that it commits. Only when all
+        of them are consumed, the journal's offset passes the message.
         """
         if self.drain is not None:
             raise Bug(
@@ -164,7 +164,7 @@ class Sequencer(Generic[M]):
         self._ring.make_room()
         journal, clock, flags = envelope.journal, envelope.clock, envelope.flags
         if clock == 0:
-            # A message without a UUID is never deduplicated: give it a state of its own, which is not kept.
+            # A message without a UUID is never deduplicated: give it its own state, and do not keep that.
             partial = PartialSequence(journal, envelope.producer, 0)
             outcome = self._queue_outside(partial, envelope, 1)
         else:
@@ -197,7 +197,7 @@ class Sequencer(Generic[M]):
     def _queue_outside(
         self, partial: PartialSequence, envelope: Envelope[M], clock: int
     ) -> QueueOutcome:
-        """Queue a message that commits at once. Roll back what its producer has pending.
+        """Queue a message that commits at once. Roll back its producer's pending messages.
 
         ``clock`` is 1 for a message without a UUID. `_end_if_done` later removes ``partial`` from `_pending`.
         """
@@ -227,7 +227,7 @@ class Sequencer(Generic[M]):
         return outcome
 
     def _queue_ack(self, partial: PartialSequence, envelope: Envelope[M]) -> QueueOutcome:
-        """Queue an acknowledgement, which commits or rolls back what its producer has pending."""
+        """Queue an acknowledgement, which commits or rolls back its producer's pending messages."""
         if envelope.clock <= partial.min_clock:
             # A smaller clock means that the producer has recovered an older state. The producer sends
             # later messages again, as new ones: the sequencer must not drop them as duplicates.
@@ -249,9 +249,9 @@ class Sequencer(Generic[M]):
     def queue_batch(self, envelopes: Sequence[Envelope[M]], start: int = 0) -> int:
         """Queue messages from ``envelopes[start]`` on, until some have committed.
 
-        Return the index of the first message that was not queued. The result is that of `queue` for
-        each, with one exception. Messages that commit at once may become ready as one run. Each of
-        them takes effect when it is `consumed`. Raise `Bug` during a drain.
+        Return the index of the first message that was not queued. The result equals that of `queue` for
+        each message, except that messages that commit at once may become ready together, as one run. Each
+        message of a run takes effect when it is `consumed`. Raise `Bug` during a drain.
         """
         if self.drain is not None:
             raise Bug("cannot queue before committed messages are drained")
@@ -271,7 +271,7 @@ class Sequencer(Generic[M]):
         return index
 
     def _queue_span(self, envelopes: Sequence[Envelope[M]], start: int) -> int:
-        """Queue pending messages of one producer that are in order. Return the index at which they end."""
+        """Queue messages of one producer's transaction that are in order. Return the index after them."""
         first = envelopes[start]
         journal, producer = first.journal, first.producer
         if not first.clock:
@@ -309,8 +309,8 @@ class Sequencer(Generic[M]):
         return stop
 
     def _queue_run(self, envelopes: Sequence[Envelope[M]], start: int) -> int:
-        """Queue messages of the same flags that commit at once, of producers with nothing pending. Return the
-        index at which they end."""
+        """Queue messages with the same flags that commit at once, of producers without pending messages.
+        Return the index after them."""
         journal, producer = envelopes[start].journal, envelopes[start].producer
         flags = envelopes[start].flags
         partials = self._partials[journal]
@@ -321,7 +321,7 @@ class Sequencer(Generic[M]):
             and envelopes.is_run
             and envelopes[start].clock > clock
         ):
-            stop = len(envelopes)  # A known run needs no look at each message.
+            stop = len(envelopes)  # The batch is known to be a run: do not look at each message.
         for index in range(stop, len(envelopes)):
             envelope = envelopes[index]
             if envelope.flags != flags or envelope.journal != journal:
@@ -361,7 +361,7 @@ class Sequencer(Generic[M]):
         return partial.min_clock if partial.begin is None else (1 << 64)
 
     def skip(self, journal: JournalName, end: Offset) -> None:
-        """Skip the bytes up to ``end``, which are no message, or were deleted. Raise `Bug` during a drain."""
+        """Skip bytes up to ``end`` that hold no message, or were deleted. Raise `Bug` during a drain."""
         if self.drain is not None:
             raise Bug("cannot skip before committed messages are drained", journal=journal)
         self._offsets[journal] = end
@@ -370,7 +370,7 @@ class Sequencer(Generic[M]):
 
     @property
     def replay_range(self) -> ReplayRange | None:
-        """Range to read again, and to feed as a replay, before anything can be dequeued. None: no replay is
+        """Range to read again, and to feed as a replay, before the next `dequeue`. None if no replay is
         needed."""
         drain = self.drain
         if isinstance(drain, SpanDrain) and drain.needs_replay:
@@ -380,15 +380,15 @@ class Sequencer(Generic[M]):
     def start_replay(self, batches: Iterator[Sequence[Envelope[M]]]) -> None:
         """Make `dequeue` read the messages of `replay_range` from an iterator.
 
-        An error of the iterator is raised by `dequeue`. The iterator may yield nothing.
+        `dequeue` raises an error of the iterator. The iterator may yield nothing.
         """
         self._span().start_replay(batches)
 
     def feed_replay(self, envelopes: Sequence[Envelope[M]]) -> None:
         """Feed some messages of `replay_range`, in order, in place of an iterator.
 
-        Then dequeue until nothing comes. Call `end_replay` after the last messages. Raise `Corrupt`
-        if the messages cannot be those that were queued.
+        After each call, dequeue until no message comes. Call `end_replay` after the last messages. Raise
+        `Corrupt` if these messages differ from the messages that were queued.
         """
         self._span().feed_replay(envelopes)
 
@@ -404,7 +404,7 @@ class Sequencer(Generic[M]):
         """Return at most ``limit`` committed messages, or none if there are no more.
 
         The messages dequeued before become `consumed`. Acknowledgements are among the messages. Raise
-        `Corrupt` if a replay differs from what was queued. Raise `Bug` if a replay has not been started.
+        `Corrupt` if a replay differs from the queued messages, and `Bug` if a needed replay has not begun.
         """
         self.consumed()
         if self.drain is None:
@@ -420,9 +420,9 @@ class Sequencer(Generic[M]):
         return batch[0] if batch else None
 
     def consumed(self, count: int | None = None) -> None:
-        """Mark the first ``count`` (None: all) of the messages dequeued last as consumed.
+        """Mark the first ``count`` of the messages dequeued last as consumed; None means all.
 
-        The others are dequeued again. Call this before `checkpoint` if no `dequeue` follows.
+        `dequeue` returns the other messages again. Call this before `checkpoint` if no `dequeue` follows.
         """
         if self.drain is None:
             return
@@ -443,11 +443,11 @@ class Sequencer(Generic[M]):
         """Return the state up to the last consumed message, by journal. Reset `has_pending`.
 
         Forget producers that were silent for ``prune_horizon_ns`` (0: forget none). Clocks of publishers may
-        differ by more than that. So a producer is as young as the last checkpoint before which it wrote a
-        message. One that was restored with an open transaction is as young as the first checkpoint; another
-        one is as old as its clock, and kept for one step at least. `_age` tells how much time passes from one
-        checkpoint to the next; ``now_ns`` is the Unix time now. A message that a forgotten producer repeats
-        is delivered twice.
+        differ by more than this horizon. So silence counts from the first checkpoint after a producer's last
+        message. For a producer restored with an open transaction, it counts from the first checkpoint. For
+        any other restored producer, it counts from its clock, but the producer is kept for one step at
+        least. `_age` measures the time between checkpoints. ``now_ns`` is the present Unix time. A message
+        that a forgotten producer repeats is delivered twice.
         """
         self._pending.clear()
         span = clock_span(prune_horizon_ns)
@@ -473,21 +473,21 @@ class Sequencer(Generic[M]):
         return sources
 
     def _age(self, journal: JournalName, now_ns: int, span: int) -> int:
-        """Return the time, as a span of clocks, that has passed in a journal up to this checkpoint.
+        """Return the time that has passed in a journal up to this checkpoint, as a difference of clocks.
 
         Time passes with `checkpoint_clock`, by at most 1/`AGE_STEPS` of ``span`` for each checkpoint. So
-        neither a clock that is ahead nor a day without acknowledgements makes other producers old.
+        neither a clock that is ahead nor a day without acknowledgements makes other producers look old.
         """
         acks = [partial.min_clock for partial in self._partials[journal].values()]
         newest = checkpoint_clock(acks, now_ns, span)
         if journal not in self._ages:
-            # A checkpoint does not say when a producer wrote: only its clock does.
+            # A checkpoint does not say when a producer wrote: use its clock.
             for partial in self._partials[journal].values():
                 if partial.checked_clock >= 0:
                     old = abs(newest - partial.checked_clock)
                     partial.seen_at = -min(old, span - span // AGE_STEPS)
         former, age = self._ages.get(journal, (newest, 0))
-        if former <= clock_at(now_ns) + span:  # Otherwise ``now_ns`` was wrong before.
+        if former <= clock_at(now_ns) + span:  # Else ``now_ns`` was wrong at the last checkpoint.
             newest = max(newest, former)
         age += min(max(0, newest - former), span // AGE_STEPS)
         self._ages[journal] = newest, age
