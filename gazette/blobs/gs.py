@@ -151,7 +151,7 @@ class GsStore(FsspecStore):
         )
 
     def _signing_bucket(self, files: Any) -> Any:
-        """Return the bucket that makes signed URLs; None if the credentials cannot sign."""
+        """Return the bucket that signs URLs, in any project; None if the credentials cannot sign."""
         if self._signer is None:
             import google.auth.credentials
             from google.cloud import storage

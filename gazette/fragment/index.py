@@ -270,7 +270,7 @@ class Index:
         self._wake_head()
 
     async def wait_first_refresh(self) -> None:
-        """Return once stores were listed. Raise ``Closed`` if the index closes. Cancellation: no effect."""
+        """Return once stores were listed. Raise ``Closed`` if the index closes. May be cancelled."""
         await self.first_refresh.wait()
         self._check_open()
 

@@ -183,7 +183,7 @@ class SpoolBytes:
             return False
         self._write(part, begin)
         with self._lock:
-            # The loop may have replaced bytes during the write: move only the bytes before `_valid`.
+            # The loop may have cut this part during the write, or added to it: bytes from `_valid` on stay.
             written = self._valid - self._begin
             if written > 0:
                 first_part = self._parts.popleft()

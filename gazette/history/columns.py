@@ -325,7 +325,7 @@ def uuid_text_reader(shape: MessageFormat) -> Callable[[bytes], str | None]:
     def read(payload: bytes) -> str | None:
         try:
             message = codec.decode(payload)
-            if not isinstance(codec, UuidCodec):
+            if not isinstance(codec, UuidCodec):  # CSV, or protobuf.
                 return message[0] if isinstance(message, CSVRecord) else _bytes_text(message.uuid)
             value = codec.value_of(message)
             return value if isinstance(value, str | None) else msgspec.json.encode(value).decode()

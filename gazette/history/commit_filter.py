@@ -41,7 +41,7 @@ class _Batch(Generic[T]):
 
 @dataclass(slots=True)
 class _Producer(Generic[T]):
-    """State of a producer: its last decided clock, and its last clock, which a pending message may have."""
+    """State of a producer: ``acked`` is its last decided clock, ``newest`` its last clock, pending or not."""
 
     acked: int
     newest: int

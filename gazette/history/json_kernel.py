@@ -1,12 +1,12 @@
 """One compiled pass over lines of JSON: finds messages, their UUIDs, and some of their fields.
 
 `scan` takes a buffer of whole lines and fills arrays. It accepts what publishers write: JSON objects with a
-canonical UUID, and values that fit their fields. It cuts out values that it does not convert as text, which
-Arrow casts. It declines other lines, for example a UUID in braces, a duplicate key, a value of another type,
-or invalid JSON. The caller reads a declined line by the specification: `Framing` and `JsonRow`. So `scan` may
-decline any line. But if it accepts a line, its result equals the result of the specification. It accepts
-numbers that JSON does not have, such as NaN, since some columns of floats have many of them. It marks as
-`LENIENT` such lines, and lines in which a text field has another value: a declared type may refuse them.
+canonical UUID, and values that fit their fields. Of a value that it does not convert it returns the text,
+which Arrow casts. It declines other lines, for example a UUID in braces, a duplicate key, a value of another
+type, or invalid JSON. The caller reads a declined line by the specification: `Framing` and `JsonRow`. So
+`scan` may decline any line. But if it accepts a line, its result equals the result of the specification. It
+accepts numbers that JSON does not have, such as NaN, since some columns of floats have many of them. The mark
+`LENIENT` is for lines with such a number, and with a text or number that a declared type may refuse.
 
 Numba compiles the code at its first call, which takes up to a minute. It caches the machine code, per
 processor, beside this file or in the user's cache directory. If neither is writable, each process compiles

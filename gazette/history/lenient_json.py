@@ -203,7 +203,7 @@ def _value_end(text: bytes, at: int) -> int:
     """Return the end of the value at ``at``. Raise ``ValueError`` if no value is there."""
     closing: list[str] = []
     """Signs that close the objects and lists around position ``at``, the innermost last."""
-    while True:
+    while True:  # Take a value without parts, or go into an object or list.
         token = _token(text, at)
         at = token.end
         if token.sign in _CLOSING:
@@ -218,7 +218,7 @@ def _value_end(text: bytes, at: int) -> int:
             at = following.end
         elif token.sign in ":,}]":
             raise _unexpected(text, token.begin)
-        while closing:
+        while closing:  # After a value: leave what ends here, or go to the next value.
             token = _token(text, at)
             at = token.end
             if token.sign == closing[-1]:

@@ -62,7 +62,7 @@ def read_once(
     `summarise_run`.
     """
     result = None
-    if run.pieces[0].begin >= run.begin:
+    if run.pieces[0].begin >= run.begin:  # Pieces before the run would have replayed messages.
         try:
             result = yield from _read(access, run, format, partial(_guarded, combine))
         except (MalformedMessage, Unfit):

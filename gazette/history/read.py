@@ -158,7 +158,7 @@ class RunReader:
             blocks.append(data)
             size += len(data)
             if size >= decode_at:
-                yield from self._decode(blocks)
+                yield from self._decode(blocks)  # Now `rest` has the incomplete frame at the end.
                 if past is not None and self.reached >= past:
                     return
                 blocks, size = [self.rest], len(self.rest)

@@ -167,7 +167,7 @@ def infer_fields(
         lines += _sample(access, journal, bytes_max)
     if value == "csv" and lines:
         record = parse_record(lines[0], 0)
-        width = 0 if record is None else len(record.fields)
+        width = 0 if record is None else len(record.fields)  # The first field, c0, is the UUID.
         return pa.schema([(f"c{number}", pa.string()) for number in range(1, width)])
     fields = infer_json(lines)
     if not fields.names:

@@ -579,7 +579,7 @@ class Http2Connection:
         try:
             if stream is None:
                 if number in self._reset or self._accept is None:
-                    return  # The peer sent the frame before it knew of the reset.
+                    return  # Late after a reset. A client does not check that it has reset the stream.
                 raise StreamFault(
                     number, FaultCode.STREAM_CLOSED, "DATA for a stream that has ended"
                 )

@@ -1,9 +1,9 @@
 """Publisher of messages. Messages enter the byte path here, before its stage 1.
 
-Readers rely on this: in each journal, the clocks of a producer ascend. Readers drop a message after a
-greater clock as a duplicate. So a message gets its clock and its place in its journal in one step, under one
+In each journal, the clocks of a producer must ascend: readers drop a message as a duplicate if a message
+before it has a greater clock. So a message gets its clock and its place in its journal in one step, under one
 lock that all threads and transactions share. That step also enqueues a committed message. An uncommitted
-message waits in a line, and every later message of this publisher to the same journal goes after it.
+message waits in a line. Every later message of this publisher to the same journal goes after it.
 """
 
 from __future__ import annotations

@@ -99,8 +99,8 @@ def opened_setup(loaded: Loaded) -> Iterator[Setup]:
     with server.attached():
         setup = setup_of(loaded)
         setup.database = server
-        setup.rehearse()
-        server.rest()
+        setup.rehearse()  # The stores create their tables in the database.
+        server.rest()  # Its sessions end: a database in use cannot be copied.
         yield setup
 
 

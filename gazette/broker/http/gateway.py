@@ -189,9 +189,9 @@ class _Read:
         """Return the response. Raise ``Invalid``, ``Unavailable`` or ``AioRpcError`` if the read cannot
         begin.
 
-        Conditions, and a suffix, need the present head: an additional call reads the head before the content.
-        A range with a known end gets its own ``Content-Range`` and a ``Content-Length``. The head ends a
-        range without an end, except with ``block``: then the end is not known.
+        For a condition, or a range of the last bytes, an additional call first asks for the present head. If
+        the end of a range is known, the response has a ``Content-Range`` and a ``Content-Length``. A range
+        without an end ends at the present head. With ``block`` its end is not known.
         """
         request, read_request = self._request, self._asked
         try:

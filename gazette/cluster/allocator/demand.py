@@ -1,14 +1,14 @@
 """The needs and the capacity of a cluster, and the items that its leaving members keep.
 
 A leaving member gets no new item. It keeps an item while the members that stay cannot hold all replicas of
-that item, or have no room for it:
+that item, or have no room for it. Of two members, the one that joined first is the older:
 
     item of a leaving member     replicas wanted   members that stay    the member
     no other member needed       w                 w or more            hands it over
-    too few members stay         w                 fewer than w         keeps it, if it is one of the
-                                                                        youngest w - staying holders
-    the others are full          w                 w or more, no room   keeps it, if older leaving
-                                                                        members have used the room
+    too few members stay         w                 s, fewer than w      keeps it, if it is one of the
+                                                                        w - s youngest leaving holders
+    the others are full          w                 w or more, no room   keeps it, if the items of older
+                                                                        leaving members fill the room
 """
 
 from __future__ import annotations

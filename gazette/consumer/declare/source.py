@@ -388,7 +388,7 @@ class Source(_Declared[M]):
         )
 
     def __set_name__(self, owner: type, name: str) -> None:
-        # Set the methods on the class, so that they apply in every use of the class, as in an `AppDriver`.
+        # Set methods that the class does not define, in any order: an `AppDriver` uses them, too.
         if getattr(owner, "message_type_of", None) is Application.message_type_of:
             setattr(owner, "message_type_of", _declared_type)  # noqa: B010
         if getattr(owner, "message_time_of", None) is Application.message_time_of:

@@ -111,7 +111,7 @@ class _Queue:
             for index, row in enumerate(rows):
                 if row.key in self.cancelled_keys:
                     continue
-                position = row.position
+                position = row.position  # Only a callback can have set a timer before it.
                 if self.ahead_from is not None and self.ahead_from < position:
                     self._put_back(rows[index:])
                     return

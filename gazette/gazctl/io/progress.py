@@ -62,7 +62,7 @@ class ProgressLine:
         """Show that ``done`` of ``total`` units are done, and how long the rest may take. ``total`` may
         grow."""
         now = self._clock.monotonic()
-        if self._begun[0] != self.label or done < self._begun[2]:
+        if self._begun[0] != self.label or done < self._begun[2]:  # Other work, or done again.
             self._begun = (self.label, now, done)
             if self._bar is not None:
                 self._bar.reset(self._bar.task_ids[0])

@@ -15,8 +15,8 @@ from gazette.history.source import Access
 class Runner(Protocol):
     """Runner of the two passes over the history. Methods block, and may be called by any thread.
 
-    Some thread calls ``on_read`` with the bytes read since its last call, or with an estimate of them. Some
-    runners count a repeated attempt again.
+    Any thread may call ``on_read``, with the bytes read since the call before, or with an estimate. If a task
+    runs again, some runners count its bytes again.
     """
 
     @property

@@ -96,7 +96,7 @@ class SparkRunner:
         on_read: OnRead,
         backfill: str | Backfill | None = None,
     ) -> FoldedSnapshot:
-        """Make the first pass as a job: a task per run. With ``combine``, also make the rows of a fold.
+        """Make the first pass as a job: a task per run. If the backfill has ``combine``, also make its rows.
 
         Raise ``Invalid`` if the backfill's ``fold`` needs fields that do not exist, or would count messages
         that shards do not consume. Raise ``Broken`` for errors of Spark and its tasks, and of reading.

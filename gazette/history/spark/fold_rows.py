@@ -158,8 +158,8 @@ def _read_run(
 
 
 def _once_batch(row: pa.DataType, number: int, found: Part | OnePass) -> pa.RecordBatch:
-    """Return rows of a run, or the run's result, as a batch. A result has a part without rows: `_AGAIN`, or
-    null, which joins with nothing."""
+    """Return rows of a run, or the run's result, as a batch. A result is one row, whose part is null, or
+    `_AGAIN` if the run must be read again. A join by parts leaves out a null."""
     part: int | None
     if isinstance(found, Part):
         count, part, result = found.rows.num_rows, found.number, None

@@ -323,8 +323,8 @@ class PublishingService:
         refused: set[JournalName],
         error: BaseException,
     ) -> CommitFailed:
-        """Return the error of a commit whose acknowledgements are not all appended. ``ends`` are the journals
-        that have theirs, ``refused`` the journals that refused it. For all others this is unknown."""
+        """Return the error of a commit whose acknowledgements are not all appended. Journals of ``ends`` have
+        their acknowledgement, journals of ``refused`` have refused theirs. Of the others neither is known."""
         unknown = tuple(sorted(intents.keys() - ends.keys() - refused))
         committed = tuple(sorted(ends))
         where = []

@@ -149,8 +149,8 @@ def decode(text: str, decode_root: Callable[[yaml.Node | None], Item]) -> Item:
 def compose(text: str) -> yaml.Node | None:
     """Return the root of one YAML document, or ``None`` if the document is empty.
 
-    A walk over the nodes takes time and memory in proportion to the text, even if aliases repeat nodes. Raise
-    ``Invalid`` for text that is not YAML, has several documents, nests too deeply, or grows too large.
+    Raise ``Invalid`` for text that is not YAML, has several documents, is too large, or nests too deeply.
+    Raise it, too, if aliases repeat so many nodes that the tree is much larger than the text.
     """
     if len(text) > _TEXT_MAX:
         raise Invalid(f"not YAML: too long (expected <= {_TEXT_MAX} characters)")

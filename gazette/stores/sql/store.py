@@ -129,8 +129,8 @@ class SQLStore(Store):
         return self._running.connection
 
     def _await_commit(self) -> None:
-        """Wait for the previous commit, and raise its failure. With ``overlap``, return at once: the next
-        transaction does not see its changes."""
+        """Wait for the previous commit, and raise its failure. With ``overlap``, do not wait: the next
+        transaction does not see the changes of the previous one."""
         if self._commit is not None and not self._overlap:
             self._commit.future.result()
 
