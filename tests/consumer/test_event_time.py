@@ -211,6 +211,7 @@ def test_a_pending_message_that_never_commits_needs_no_time(driver: AppDriver[An
     driver.publish_pending(ORDERS, Raw(None))
     driver.publish(ORDERS, order(0))
     driver.run()
+    driver.advance(5)  # The transaction waits no longer for an acknowledgement.
     assert len(driver.store.query("SELECT * FROM seen")) == 1
 
 
