@@ -308,8 +308,8 @@ def _open_state(
     target: Path | None,
     prepare_connection: Callable[[apsw.Connection], None] | None = None,
 ) -> ShardState:
-    """Play up to a position into ``staged``, and move the content to ``target``. Without a target, ``close``
-    of the state removes the files."""
+    """Play a log into ``staged`` up to a position, and move the files to ``target``. Without a target,
+    ``close`` of the state removes the files."""
     playback = Playback(hints)
     files = StagedFiles(staged)
     try:

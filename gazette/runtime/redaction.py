@@ -33,7 +33,7 @@ def is_plain(name: str, text: str) -> bool:
 
 def shown_url(text: str) -> str:
     """Return the scheme and the host of a URL, and `CUT` for its path and query. Return only `CUT` for a URL
-    with a user, and for another text."""
+    with a user, and for a text that is no URL."""
     origin = None if "@" in text else _URL.match(text)
     if origin is None:
         return CUT

@@ -365,7 +365,7 @@ class StateBuilder:
     def finish(
         self, checkpoint: Checkpoint, *, messages: int = 0, facts: dict[str, Any] | None = None
     ) -> BuiltState:
-        """Commit with the checkpoint at which the live shard continues. Write nothing after this. Raise
+        """Commit, with the checkpoint from which the live shard goes on. Write nothing after this. Raise
         ``Invalid`` if the store has recorded no file."""
         self.commit(checkpoint)
         recorder, file = self._recorder, self._file

@@ -46,9 +46,9 @@ async def edit_specs(text: str, apply: Callable[[str], Awaitable[None]], context
     """Have the user edit specifications, and apply them. Return True if the text was changed.
 
     If ``apply`` finds the text ``Invalid``, open the text again, with the error above, until the text is
-    valid. Give up with ``Invalid`` if the user leaves such a text unchanged or, without a terminal, if it was
-    opened again `_ATTEMPTS_MAX` times. Keep a changed text in a file if it is not applied, for whatever
-    reason, and name that file.
+    valid. Give up with ``Invalid`` if the user leaves an invalid text unchanged. Without a terminal, give up
+    after `_ATTEMPTS_MAX` attempts. Keep a changed text in a file if it is not applied, for whatever reason,
+    and name that file.
     """
     shown, problem, attempts = _HEADER + text, "", 0
     while True:

@@ -211,7 +211,7 @@ class _Prefetch:
 class CopiedLogs:
     """Copy of another source in a directory, so that its bytes are fetched only once.
 
-    ``directory`` must exist. The copies have no names there. They end with ``close``, or with the process.
+    ``directory`` must exist. The copies are files without names. They end with ``close`` or the process.
     """
 
     def __init__(self, source: LogSource, directory: Path) -> None:

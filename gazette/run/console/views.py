@@ -273,7 +273,7 @@ def _replicas_of(shard: ListedShard, described: Described) -> list[dict[str, Any
 
 
 def _counters(member: SeenMember | None, shard_id: str) -> dict[str, Any]:
-    """Return the counters of a shard, from the metrics of its primary. The page makes rates of them."""
+    """Return the counters of a shard, from the metrics of its primary. The page shows how fast they grow."""
     scrape = None if member is None else member.scrape
     counts = {} if scrape is None else scrape.shards.get(shard_id, {})
 
