@@ -80,7 +80,7 @@ def bind_tcp(host: str, port: int) -> socket.socket:
 
 
 def bind_unix(path: str) -> socket.socket:
-    """Return a listening unix socket, or raise ``Unavailable``. Replace the file of a socket without a listener."""
+    """Return a listening unix socket, or raise ``Unavailable``. Replace the file of an unserved socket."""
     clear_stale_socket(path)
     sock = socket.socket(socket.AF_UNIX)
     try:
