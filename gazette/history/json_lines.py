@@ -216,12 +216,16 @@ class LineScanner:
         """Scan the lines of ``buffer`` before ``stop``, where a line ends.
 
         Return None without a compiled pass, or if too many lines are declined. Return None for good after
-        `_DECLINED_MAX` such buffers in a row. The caller then uses the specification for all lines.
+        `_DECLINED_MAX` such buffers in a row. Return None if the memory does not suffice: each text field
+        needs as much as the buffer. The caller then uses the specification for all lines.
         """
         if self._kernel is None or self._declined_buffers >= _DECLINED_MAX:
             return None
         content = np.frombuffer(buffer, np.uint8, stop)
-        self._make_room(content)
+        try:
+            self._make_room(content)
+        except MemoryError:
+            return None
         lines = self._arrays
         rows = self._kernel.scan(content, stop, self._wanted, lines)
         if rows < 0:
@@ -269,9 +273,10 @@ class LineScanner:
         if size <= self._buffer_max and slots <= self._slots_max:
             return
         # Round up: the next buffers have about the same size, and then need no new allocation.
-        self._buffer_max = max(self._buffer_max, size + _ROOM_BYTES - size % _ROOM_BYTES)
-        self._slots_max = max(self._slots_max, 1 << slots.bit_length())
-        self._arrays = self._kernel.arrays(self._wanted, self._buffer_max, self._slots_max)
+        size = max(self._buffer_max, size + _ROOM_BYTES - size % _ROOM_BYTES)
+        slots = max(self._slots_max, 1 << slots.bit_length())
+        self._arrays = self._kernel.arrays(self._wanted, size, slots)
+        self._buffer_max, self._slots_max = size, slots
 
 
 def _numbered(fields: Sequence[Field]) -> list[tuple[int, Field, range]]:

@@ -26,7 +26,7 @@ _PARTITION: Final = re.compile(r"(.+)/part-([0-9]{3,})")
 
 @dataclass(frozen=True, slots=True)
 class KeyRule:
-    """How messages of some journals are mapped by key: by the hash of the key, modulo ``partitions``."""
+    """A rule that maps messages to journals: by the hash of the key, modulo ``partitions``."""
 
     key: str
     """Value of the label `MESSAGE_KEY`: an encoded field, or ``function=`` and a name."""

@@ -43,7 +43,7 @@ _NEVER: Final = -(1 << 63)
 
 
 class JoinKind(enum.Enum):
-    """Which messages without a partner give a result, too."""
+    """The sides whose messages give a result even without a partner."""
 
     INNER = "inner"
     """No messages without a partner."""

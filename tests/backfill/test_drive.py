@@ -392,10 +392,9 @@ async def test_a_resumed_run_of_which_messages_were_pruned(start: Any) -> None:
     with armed("backfill.staged=error"), pytest.raises(Unavailable, match="failpoint"):
         await cluster.backfill(MappedBackfill())
     paths[0].unlink()
+    listing = FragmentsParams("history/a")
     async with asyncio.timeout(60):
-        while (await broker.client.list_fragments(FragmentsParams("history/a")))[
-            0
-        ].fragment.begin == 0:
+        while (await broker.client.list_fragments(listing))[0].fragment.begin == 0:
             await SystemClock().sleep(0.1)
     with raises(Conflict, says="pruned", advises="--run-id"):
         await cluster.backfill(MappedBackfill())

@@ -240,6 +240,7 @@ def test_a_crash_before_the_commit_repeats_the_skip_and_its_letter_is_one(
             "calls", [ExceptionGroup("one", [ConnectionResetError("the peer is gone")])]
         ),
         ExceptionGroup("calls", [ValueError("not this one"), Unavailable("no broker answers")]),
+        ExceptionGroup("calls", [ConnectionResetError("gone"), *map(ValueError, range(100))]),
     ],
 )
 def test_what_says_nothing_of_the_message_fails_the_shard(

@@ -778,3 +778,27 @@ def test_without_the_kernel_the_rest_reads_alike() -> None:
     command = [sys.executable, "-c", WITHOUT_NUMBA, line]
     printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     assert printed == f"None {with_it.columns.uuids}\n"
+
+
+LONG_LINE = """
+import resource
+import pyarrow as pa
+from gazette.history.field_arrays import scannable
+from gazette.history.json_lines import LineScanner
+
+schema = pa.schema([(f"c{n}", pa.string()) for n in range(250)])
+scanner = LineScanner("uuid", tuple(scannable(schema)))
+assert scanner.scan(b"{}\\n", 3) is not None
+resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
+line = b'{"c1":"' + b"x" * (60 << 20) + b'"}\\n'
+print(scanner.scan(line, len(line)), scanner.scan(b"{}\\n", 3) is not None)
+"""
+
+
+def test_a_line_for_whose_columns_the_memory_does_not_suffice_is_left_to_the_specification() -> (
+    None
+):
+    run = subprocess.run(
+        [sys.executable, "-c", LONG_LINE], capture_output=True, text=True, check=True
+    )
+    assert run.stdout == "None True\n"

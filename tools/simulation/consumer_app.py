@@ -49,7 +49,7 @@ class Input(Message):
 
 
 class Output(Message):
-    """What a shard publishes for an input. ``count`` is the state of its key after the input."""
+    """The message that a shard publishes for an input. ``count`` is the state of its key after the input."""
 
     number: int = 0
     count: int = 0

@@ -53,7 +53,7 @@ _EARLIER: Final = "earlier_attempt"
 
 
 class SuspendControl(IntEnum):
-    """What an append does about the suspension of its journal.
+    """The effect of an append on the suspension of its journal.
 
     An append with RESUME resumes a suspended journal, even if the append has no content. Use NO_RESUME or
     KEEP for a probe that must not resume the journal.

@@ -289,7 +289,7 @@ class JournalQueue:
         self._budget.add(length)
 
     def attempt(self) -> SessionAppend:
-        """Return what tells a broker which append this is: that of the batch whose RPC was begun last."""
+        """Return the session append of the batch whose RPC was begun last, for the broker."""
         return SessionAppend(self.session, self.sequence, self.ledger)
 
     def adopt_ledger(self, error: Exception) -> bool:

@@ -14,7 +14,6 @@ from typing import Final
 from gazette.errors import Aborted, GazetteError, Invalid, InvalidValue, NotAllowed, NotFound
 from gazette.message.message_time import UnusableTime
 
-_CHAIN_MAX: Final = 32
 ERROR_CHARS_MAX: Final = 2048
 """Longest text of an error, in characters: etcd bounds the size of values."""
 
@@ -57,13 +56,14 @@ def is_aborted(error: BaseException, classify: Callable[[Exception], ErrorCause]
 
 
 def chain_of(error: BaseException) -> Iterator[BaseException]:
-    """Yield an exception, its cause or else its context, and so on: at most 32 exceptions. For a group,
-    yield its exceptions, too: they led to the group."""
-    waiting = [error]
-    for _ in range(_CHAIN_MAX):
-        if not waiting:
-            return
+    """Yield an exception, its cause or else its context, and so on. For a group, yield its exceptions, too:
+    they led to the group. Yield each exception once: chains may have circles."""
+    waiting, seen = [error], set[int]()
+    while waiting:
         link = waiting.pop()
+        if id(link) in seen:
+            continue
+        seen.add(id(link))
         yield link
         if isinstance(link, BaseExceptionGroup):
             waiting += link.exceptions

@@ -142,9 +142,8 @@ class GrpcServer:
         """The turns in which connections handle what arrives."""
         self._memory = HeldMemory(held_max)
         self._unfinished = Unfinished(clock.monotonic)
-        self._refused = Unfinished(
-            clock.monotonic, _REFUSED_MAX
-        )  # Requests of strangers: they evict no calls.
+        # Strangers make refused requests: these must evict no calls.
+        self._refused = Unfinished(clock.monotonic, _REFUSED_MAX)
         self.http1: Callable[[asyncio.Transport, bytes], None] | None = None
         """Takes a connection of HTTP/1.1, with its first bytes. None: such connections are ended."""
         self.decided = asyncio.Event()
